@@ -1,0 +1,168 @@
+package ladder
+
+import (
+	"fmt"
+	"iter"
+	"math/bits"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// A Route says where a message with some delay enters the ladder.
+type Route struct {
+	// Exchange is the exchange to publish to: that of the highest level whose
+	// bit is 1, or the delivery exchange for no delay.
+	Exchange string
+	// Key is the routing key: one word of 0 or 1 for each level, the highest
+	// first, then the destination.
+	Key string
+	// Units is the delay in units, rounded up.
+	Units uint64
+}
+
+// Hops returns the number of queues the message waits in: the 1 bits of Units.
+func (r Route) Hops() int { return bits.OnesCount64(r.Units) }
+
+// Units returns d in whole units, rounded up: a message is late by less than a
+// unit rather than early. No or a negative delay is 0. A delay beyond the
+// horizon is a [*DelayTooLongError].
+func (l *Ladder) Units(d time.Duration) (uint64, error) {
+	if d <= 0 {
+		return 0, nil
+	}
+	units := ceilUnits(d, l.config.Unit)
+	if units > l.maxUnits() {
+		return 0, &DelayTooLongError{Delay: d, Horizon: l.Horizon()}
+	}
+	return units, nil
+}
+
+func (l *Ladder) maxUnits() uint64 { return 1<<l.config.Levels - 1 }
+
+// Route returns the way of a message with delay d to a destination. Its error is
+// a [*DelayTooLongError] or wraps [ErrInvalidDestination].
+//
+// A destination is what consumers bind a queue to: any UTF-8 string of 1 to
+// [Ladder.MaxDestination] bytes. Dots separate words, which may be empty, but
+// none may be exactly "*" or "#".
+func (l *Ladder) Route(d time.Duration, destination string) (Route, error) {
+	units, err := l.Units(d)
+	if err != nil {
+		return Route{}, err
+	}
+	if err := l.checkDestination(destination); err != nil {
+		return Route{}, err
+	}
+	var buf [maxShortString]byte
+	return Route{
+		Exchange: l.entry(units),
+		Key:      string(l.AppendKey(buf[:0], units, destination)),
+		Units:    units,
+	}, nil
+}
+
+// entry returns the exchange of the highest set bit, from where on a message
+// passes no level in vain.
+func (l *Ladder) entry(units uint64) string {
+	if units == 0 {
+		return l.delivery
+	}
+	return l.levels[bits.Len64(units)-1]
+}
+
+// AppendKey appends the routing key for a delay of units to a destination, and
+// returns the extended buffer. It is the bare encoder behind [Ladder.Route]: it does
+// not check the destination. It panics if units is beyond the horizon,
+// as [Ladder.Units] never returns it: to cut it would make a message early.
+func (l *Ladder) AppendKey(dst []byte, units uint64, destination string) []byte {
+	if units > l.maxUnits() {
+		panic(fmt.Sprintf("ladder: AppendKey: %d units are beyond the horizon of %d", units, l.maxUnits()))
+	}
+	var digits [maxDigits]byte
+	n := 2 * l.config.Levels
+	for i := n - 2; i >= 0; i -= 2 {
+		digits[i] = '0' + byte(units&1)
+		digits[i+1] = '.'
+		units >>= 1
+	}
+	dst = append(dst, digits[:n]...)
+	return append(dst, destination...)
+}
+
+// ParseKey is the inverse of [Ladder.Route]: it cuts a routing key into the delay
+// in units and the destination. The cut is by position, after the ladder's
+// number of bits, so that dots and digits in the destination are safe. A key that
+// this ladder does not make is refused with an error that wraps
+// [ErrInvalidKey], and [ErrInvalidDestination] too where that is the reason.
+func (l *Ladder) ParseKey(key string) (units uint64, destination string, err error) {
+	n := 2 * l.config.Levels
+	if len(key) < n {
+		return 0, "", fmt.Errorf("%w %q: shorter than the %d bits of %s", ErrInvalidKey, key, l.config.Levels, l)
+	}
+	for i := 0; i < n; i += 2 {
+		bit := key[i] - '0'
+		if bit > 1 || key[i+1] != '.' {
+			return 0, "", fmt.Errorf("%w %q: word %d is not a bit; %s has %d", ErrInvalidKey, key, i/2+1, l, l.config.Levels)
+		}
+		units = units<<1 | uint64(bit)
+	}
+	destination = key[n:]
+	if err := l.checkDestination(destination); err != nil {
+		return 0, "", fmt.Errorf("%w %q: %w", ErrInvalidKey, key, err)
+	}
+	return units, destination, nil
+}
+
+// Waits walks the waits of a delay in units in the order the broker takes
+// them, the highest level first: each level whose bit is 1, with the time a
+// message spends in its queue. The durations sum to units times the unit. Bits
+// beyond the ladder's levels are an error of the caller's and panic, as in
+// [Ladder.AppendKey].
+func (l *Ladder) Waits(units uint64) iter.Seq2[int, time.Duration] {
+	if units > l.maxUnits() {
+		panic(fmt.Sprintf("ladder: Waits: %d units are beyond the horizon of %d", units, l.maxUnits()))
+	}
+	return func(yield func(level int, wait time.Duration) bool) {
+		for rest := units; rest != 0; {
+			level := bits.Len64(rest) - 1
+			if !yield(level, l.wait(level)) {
+				return
+			}
+			rest &^= 1 << level
+		}
+	}
+}
+
+// wait returns the time a message spends in the queue of a level.
+func (l *Ladder) wait(level int) time.Duration { return l.config.Unit << level }
+
+func (l *Ladder) checkDestination(destination string) error {
+	switch {
+	case destination == "":
+		return fmt.Errorf("%w: it is empty", ErrInvalidDestination)
+	case len(destination) > l.MaxDestination():
+		return fmt.Errorf("%w %q: it has %d bytes; a routing key of %s has room for %d",
+			ErrInvalidDestination, destination, len(destination), l, l.MaxDestination())
+	case !utf8.ValidString(destination):
+		return fmt.Errorf("%w %q: it is not valid UTF-8", ErrInvalidDestination, destination)
+	}
+	if wildcard := wildcardWord(destination); wildcard != "" {
+		return fmt.Errorf("%w %q: the word %q is a wildcard in a binding", ErrInvalidDestination, destination, wildcard)
+	}
+	return nil
+}
+
+// wildcardWord returns a word of the destination that a topic exchange takes
+// for a wildcard in a binding, or "".
+func wildcardWord(destination string) string {
+	if !strings.ContainsAny(destination, "*#") {
+		return ""
+	}
+	for word := range strings.SplitSeq(destination, ".") {
+		if word == "*" || word == "#" {
+			return word
+		}
+	}
+	return ""
+}
