@@ -25,6 +25,14 @@ var (
 	// ErrDelayTooLong is wrapped by [DelayTooLongError]: a delay is beyond the
 	// ladder's horizon.
 	ErrDelayTooLong = errors.New("ladder: delay too long")
+
+	// ErrTopologyMissing is wrapped when an exchange or queue is not there: the
+	// ladder was not declared on this broker and virtual host, or was deleted.
+	ErrTopologyMissing = errors.New("ladder: object missing on the broker")
+
+	// ErrAccessRefused is wrapped when the user lacks the permission for a
+	// broker object (403 ACCESS_REFUSED).
+	ErrAccessRefused = errors.New("ladder: access refused by the broker")
 )
 
 // A DelayTooLongError says that a delay is beyond the ladder's horizon. Nothing was
