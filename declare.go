@@ -30,15 +30,20 @@ import (
 func (l *Ladder) Declare(ctx context.Context, ch *amqp.Channel) error {
 	t := l.Topology()
 	var steps []step
-	for _, e := range t.Exchanges {
-		steps = append(steps, step{"declare exchange " + e.Name, func() error { return declareExchange(ch, e) }})
+	declareAll := func(exchanges []Exchange, queues []Queue, bindings []Binding) {
+		for _, e := range exchanges {
+			steps = append(steps, step{"declare exchange " + e.Name, func() error { return declareExchange(ch, e) }})
+		}
+		for _, q := range queues {
+			steps = append(steps, step{"declare queue " + q.Name, func() error { return declareQueue(ch, q) }})
+		}
+		for _, b := range bindings {
+			steps = append(steps, step{"bind " + b.Destination + " to " + b.Source, func() error { return declareBinding(ch, b) }})
+		}
 	}
-	for _, q := range t.Queues {
-		steps = append(steps, step{"declare queue " + q.Name, func() error { return declareQueue(ch, q) }})
-	}
-	for _, b := range t.Bindings {
-		steps = append(steps, step{"bind " + b.Destination + " to " + b.Source, func() error { return declareBinding(ch, b) }})
-	}
+	// Parking comes first, so that it catches what others publish meanwhile.
+	declareAll(t.Exchanges[:1], t.Queues[:1], t.Bindings[:1])
+	declareAll(t.Exchanges[1:], t.Queues[1:], t.Bindings[1:])
 	return run(ctx, steps)
 }
 

@@ -1,9 +1,12 @@
 package ladder
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 var (
@@ -30,9 +33,52 @@ var (
 	// ladder was not declared on this broker and virtual host, or was deleted.
 	ErrTopologyMissing = errors.New("ladder: object missing on the broker")
 
-	// ErrAccessRefused is wrapped when the user lacks the permission for a
-	// broker object (403 ACCESS_REFUSED).
+	// ErrAccessRefused is wrapped when the broker refuses the user: wrong
+	// credentials, no access to the virtual host or no such host, a reached
+	// connection limit, or no permission for an object. The [*amqp.Error]
+	// within has the broker's words.
 	ErrAccessRefused = errors.New("ladder: access refused by the broker")
+
+	// ErrInvalidMessage is wrapped when a message cannot be sent, or would not
+	// survive the ladder: Expiration is set, a CC or BCC header, a header
+	// value of a type that AMQP does not have, a property over 255 bytes,
+	// headers too large for a frame, a UserId that is not the
+	// connection's user, or a Priority on RabbitMQ 4.0 to 4.2, whose
+	// quorum queues hold messages back by it. Also when the broker closes the
+	// channel over this message for any other reason.
+	ErrInvalidMessage = errors.New("ladder: invalid message")
+
+	// ErrMessageTooLarge is wrapped when a body is larger than
+	// PublisherConfig.MaxMessageBytes, or than the broker's max_message_size.
+	ErrMessageTooLarge = errors.New("ladder: message too large")
+
+	// ErrNacked is wrapped when the broker answered basic.nack and still did
+	// when time ran out: it could not take responsibility for the message, as
+	// when a length limit, set by a policy, makes a level queue reject it.
+	ErrNacked = errors.New("ladder: nacked by the broker")
+
+	// ErrUnroutable is wrapped when the broker returned the message: the
+	// exchange of its first level, or the delivery exchange for no delay, has
+	// no binding for it, and its alternate exchange leads to no queue. Parts
+	// of the ladder are missing. A destination that nobody has bound is not
+	// this: such a message is taken, and is parked when it is due.
+	ErrUnroutable = errors.New("ladder: returned by the broker as unroutable")
+
+	// ErrBlocked is wrapped when time ran out while the broker blocked the
+	// connection: a memory or disk alarm.
+	ErrBlocked = errors.New("ladder: connection blocked by the broker")
+
+	// ErrNotConnected is wrapped when time ran out while there was no
+	// connection. The reason for that is wrapped too.
+	ErrNotConnected = errors.New("ladder: not connected")
+
+	// ErrOutcomeUnknown is wrapped when a message was written, but the session
+	// or the time ended before the broker's answer. The broker may have it
+	// or not.
+	ErrOutcomeUnknown = errors.New("ladder: outcome unknown")
+
+	// ErrClosed is wrapped when the Publisher or Consumer has been closed.
+	ErrClosed = errors.New("ladder: closed")
 )
 
 // A DelayTooLongError says that a delay is beyond the ladder's horizon. Nothing was
@@ -54,4 +100,92 @@ func (e *DelayTooLongError) Unwrap() error { return ErrDelayTooLong }
 
 func invalidConfig(field string, value any, rule string, args ...any) error {
 	return fmt.Errorf("%w: %s %v: %s", ErrInvalidConfig, field, value, fmt.Sprintf(rule, args...))
+}
+
+// A PublishError is the outcome of a message that was not confirmed. It wraps
+// the reason: one of this package's Err values, and with it the context's or the
+// broker's error where there is one.
+type PublishError struct {
+	// Destination is the message's destination.
+	Destination string
+	// MessageID is the message's MessageId, also where the publisher made it up.
+	MessageID string
+	// Attempts is the number of times the message was handed to a connection.
+	Attempts int
+	// MaybeSent is true if the broker may have the message. See [SafeToRetry].
+	MaybeSent bool
+	// Err is the reason.
+	Err error
+}
+
+// Error gives the reason and names the message.
+func (e *PublishError) Error() string {
+	if e.Attempts == 0 {
+		return e.Err.Error()
+	}
+	return fmt.Sprintf("%v (message %s to %s, attempts: %d)", e.Err, e.MessageID, e.Destination, e.Attempts)
+}
+
+// Unwrap returns the reason.
+func (e *PublishError) Unwrap() error { return e.Err }
+
+// SafeToRetry tells whether a publish that failed with err can be repeated
+// without a second delivery: whether it is certain that the broker has not
+// taken the message. It is false for nil, for errors that are not of a publish,
+// and for a [*BatchError] if it is false for one of its messages.
+func SafeToRetry(err error) bool {
+	var batch *BatchError
+	if errors.As(err, &batch) {
+		for _, failed := range batch.Failed {
+			if !SafeToRetry(failed.Err) {
+				return false
+			}
+		}
+		return true
+	}
+	var publish *PublishError
+	return errors.As(err, &publish) && !publish.MaybeSent
+}
+
+// A BatchError tells which messages of a [Publisher.PublishBatch] failed. All others are
+// confirmed.
+type BatchError struct {
+	// Failed has the messages that failed, in the order of the batch.
+	Failed []FailedMessage
+}
+
+// A FailedMessage is a message of a batch that was not confirmed.
+type FailedMessage struct {
+	// Index is the message's place in the batch, from 0.
+	Index int
+	// Err is what PublishDelayed would have returned for it.
+	Err error
+}
+
+// Error gives the number of messages and the first reason.
+func (e *BatchError) Error() string {
+	return fmt.Sprintf("ladder: %d messages of the batch failed, the first is message %d: %v", len(e.Failed), e.Failed[0].Index, e.Failed[0].Err)
+}
+
+// Unwrap returns the errors of all messages that failed.
+func (e *BatchError) Unwrap() []error {
+	errs := make([]error, len(e.Failed))
+	for i, failed := range e.Failed {
+		errs[i] = failed.Err
+	}
+	return errs
+}
+
+// connectError adds the sentinel for what kept a first session from coming up.
+func connectError(err error) error {
+	var refused *amqp.Error
+	switch {
+	case errors.Is(err, ErrAccessRefused), errors.Is(err, ErrTopologyMissing):
+		return err
+	case errors.As(err, &refused) && (refused.Code == amqp.AccessRefused || refused.Code == amqp.NotAllowed):
+		return fmt.Errorf("%w: %w", ErrAccessRefused, err)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", ErrNotConnected, err)
+	}
+	return err
 }

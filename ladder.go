@@ -32,9 +32,6 @@ const (
 	// maxShortString is the longest name or routing key in AMQP 0-9-1, in
 	// bytes: both are short strings, with a length of one octet.
 	maxShortString = 255
-
-	// maxDigits is the longest prefix of bits: two bytes for each level.
-	maxDigits = 2 * maxLevels
 )
 
 // QueueType is the type of a ladder's level queues and of its parking queue,
@@ -74,8 +71,8 @@ const (
 // that differ in one of them are apart. QueueType is not: two ladders that
 // differ in it alone are refused by the broker ([TopologyMismatchError]).
 type Config struct {
-	// Name is the prefix of all object names. It must not start with "amq."
-	// (reserved by AMQP 0-9-1), must be valid UTF-8 without control
+	// Name is the prefix of all object names. It must not be "amq" or start
+	// with "amq." (reserved by AMQP 0-9-1), must be valid UTF-8 without control
 	// characters (RabbitMQ removes line ends from names), and must leave the
 	// longest object name within 255 bytes. Defaults to "ladder".
 	Name string
@@ -85,8 +82,9 @@ type Config struct {
 	Unit time.Duration
 
 	// Levels is the number of level queues, and of bits at the front of each
-	// routing key: 1 to 63. The highest level's wait, 2^(Levels-1) units,
-	// must be at most ten years, RabbitMQ's limit for a message TTL.
+	// routing key: 1 to 63, as far as the highest level's wait, 2^(Levels-1)
+	// units, is at most ten years, RabbitMQ's limit for a message TTL: 39 with
+	// a unit of 1 ms, 29 with 1 s.
 	// Defaults to 20. See [LevelsFor].
 	Levels int
 
@@ -157,7 +155,7 @@ func New(config Config) (*Ladder, error) {
 
 func (c Config) validate() error {
 	switch {
-	case strings.HasPrefix(c.Name, "amq."):
+	case strings.HasPrefix(c.Name+".", "amq."):
 		return invalidConfig("Name", strconv.Quote(c.Name), `names that start with "amq." are reserved by AMQP`)
 	case !utf8.ValidString(c.Name):
 		return invalidConfig("Name", strconv.Quote(c.Name), "must be valid UTF-8")

@@ -3,9 +3,10 @@ package ladder
 import "strings"
 
 // Topology is everything that makes up a ladder on a broker, as plain data: what
-// [Ladder.Declare] declares. Exchanges and Queues are all durable. The order is
-// that of declaring: whatever is there so far parks messages rather than lose
-// them.
+// [Ladder.Declare] declares. Exchanges and Queues are all durable. The first of
+// each are the unroutable exchange, the parking queue and the binding between
+// them; once these are there, any part of the rest parks messages rather than
+// lose them.
 type Topology struct {
 	Exchanges []Exchange
 	Queues    []Queue
@@ -61,17 +62,16 @@ type Binding struct {
 // looks at the bits from its own level down and finds the next queue: bits
 // above it have been waited for already.
 func (l *Ladder) Topology() Topology {
-	alternate := map[string]any{"alternate-exchange": l.unroutable}
 	t := Topology{
 		Exchanges: []Exchange{
 			{Name: l.unroutable, Kind: "fanout", Internal: true},
-			{Name: l.delivery, Kind: "topic", Arguments: alternate},
+			{Name: l.delivery, Kind: "topic", Arguments: l.topicArguments()},
 		},
 		Queues:   []Queue{{Name: l.parking, Arguments: map[string]any{"x-queue-type": string(l.config.QueueType)}}},
 		Bindings: []Binding{{Source: l.unroutable, Destination: l.parking, Target: ToQueue}},
 	}
 	for k, name := range l.levels {
-		t.Exchanges = append(t.Exchanges, Exchange{Name: name, Kind: "topic", Arguments: alternate})
+		t.Exchanges = append(t.Exchanges, Exchange{Name: name, Kind: "topic", Arguments: l.topicArguments()})
 		t.Queues = append(t.Queues, Queue{Name: name, Arguments: l.levelArguments(k)})
 		if l.config.Layout == Chain {
 			t.Bindings = append(t.Bindings, l.chainBindings(k)...)
@@ -80,6 +80,11 @@ func (l *Ladder) Topology() Topology {
 		}
 	}
 	return t
+}
+
+// topicArguments make a topic exchange park what none of its bindings wants.
+func (l *Ladder) topicArguments() map[string]any {
+	return map[string]any{"alternate-exchange": l.unroutable}
 }
 
 func (l *Ladder) levelArguments(k int) map[string]any {

@@ -1,0 +1,368 @@
+package ladder
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/rabbitladder/ladder/internal/session"
+)
+
+// A Handler handles one message. [Consumer.Run] acknowledges the message when the handler
+// returns nil, and puts it back into its queue when it returns an error or
+// panics.
+//
+// Its context ends when the connection is lost, since the broker then gives the
+// message to someone else, and at the end of ConsumerConfig.ShutdownTimeout.
+type Handler func(ctx context.Context, d *Delivery) error
+
+// ConsumerConfig configures a [Consumer]. URLs and Queue must be given; the other
+// fields have useful defaults.
+type ConsumerConfig struct {
+	// URLs are the AMQP URLs of the broker, or of the nodes of a cluster: they
+	// are tried in random order. Reserved characters in the user and
+	// the password must be percent-encoded.
+	URLs []string
+
+	// Connection says how to connect. Its zero value is fine.
+	Connection ConnectionConfig
+
+	// Queue is the name of the queue to consume, 1 to 255 bytes.
+	Queue string
+
+	// Destinations are what the queue gets messages for. It is bound to each of
+	// them; bindings that it has already stay.
+	Destinations []string
+
+	// QueueType is the type of the queue where the consumer declares it.
+	// Defaults to Quorum, in which messages survive the loss of a node.
+	QueueType QueueType
+
+	// QueueArguments are further arguments of the queue. For a quorum queue
+	// x-delivery-limit defaults to 2147483647 here: RabbitMQ 4 drops a
+	// message by default when it was put back 20 times.
+	QueueArguments map[string]any
+
+	// Passive makes the consumer declare and bind nothing. It cannot be
+	// combined with Destinations, QueueType or QueueArguments.
+	Passive bool
+
+	// Concurrency is the number of handlers that run at the same time.
+	// Defaults to 10.
+	Concurrency int
+
+	// Prefetch is the most messages that the broker hands over before they are
+	// acknowledged, 1 to 65535. Defaults to twice Concurrency.
+	Prefetch int
+
+	// RequeueDelay is how long a message whose handler failed is held before
+	// it goes back into its queue. It occupies one of Concurrency meanwhile.
+	// Defaults to one second.
+	RequeueDelay time.Duration
+
+	// ShutdownTimeout is how long Run waits for handlers after its context has
+	// ended. Defaults to 30 seconds.
+	ShutdownTimeout time.Duration
+
+	// Logger gets what happens to the connection, and the errors of handlers.
+	// Defaults to none.
+	Logger *slog.Logger
+}
+
+var (
+	// ErrRunning is returned by [Consumer.Run] when it has been called before.
+	ErrRunning = errors.New("ladder: Run was called before")
+
+	// ErrShutdownTimeout is returned by [Consumer.Run] when handlers were still
+	// at work ShutdownTimeout after its context had ended. Their
+	// messages went back into the queue.
+	ErrShutdownTimeout = errors.New("ladder: handlers did not end in time")
+
+	// ErrSettledByRun is returned by the Ack, Nack and Reject of a [Delivery]
+	// in a [Handler]: Run settles the message by what the handler returns.
+	ErrSettledByRun = errors.New("ladder: Run settles the message, by what the handler returns")
+)
+
+// withDefaults returns the checked configuration with the defaults filled in.
+func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
+	if c.Passive && (len(c.Destinations) > 0 || c.QueueType != "" || len(c.QueueArguments) > 0) {
+		return c, invalidConfig("Passive", true, "a passive consumer declares and binds nothing: Destinations, QueueType and QueueArguments must be empty")
+	}
+	c.QueueType = cmp.Or(c.QueueType, Quorum)
+	c.Concurrency = cmp.Or(c.Concurrency, 10)
+	c.Prefetch = cmp.Or(c.Prefetch, min(2*c.Concurrency, math.MaxUint16))
+	c.RequeueDelay = cmp.Or(c.RequeueDelay, time.Second)
+	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 30*time.Second)
+	c.Logger = orSilent(c.Logger)
+	switch {
+	case c.Queue == "" || len(c.Queue) > maxShortString:
+		return c, invalidConfig("Queue", fmt.Sprintf("%q", c.Queue), "must have 1 to %d bytes", maxShortString)
+	case c.QueueType != Quorum && c.QueueType != Classic:
+		return c, invalidConfig("QueueType", fmt.Sprintf("%q", c.QueueType), "must be %q or %q", Quorum, Classic)
+	case c.Concurrency < 1:
+		return c, invalidConfig("Concurrency", c.Concurrency, "must be at least 1")
+	case c.Prefetch < 1 || c.Prefetch > math.MaxUint16:
+		return c, invalidConfig("Prefetch", c.Prefetch, "must be 1 to %d", math.MaxUint16)
+	case c.RequeueDelay < 0:
+		return c, invalidConfig("RequeueDelay", c.RequeueDelay, "must be positive")
+	case c.ShutdownTimeout < 0:
+		return c, invalidConfig("ShutdownTimeout", c.ShutdownTimeout, "must be positive")
+	}
+	for _, destination := range c.Destinations {
+		if err := l.checkDestination(destination); err != nil {
+			return c, fmt.Errorf("%w: Destinations: %w", ErrInvalidConfig, err)
+		}
+	}
+	return c, nil
+}
+
+// A Consumer handles the messages of one queue.
+type Consumer struct {
+	ladder     *Ladder
+	config     ConsumerConfig
+	connection session.Config
+	running    atomic.Bool
+}
+
+// NewConsumer checks the configuration. It does not connect: [Consumer.Run] does. An
+// error wraps [ErrInvalidConfig].
+func NewConsumer(l *Ladder, config ConsumerConfig) (*Consumer, error) {
+	config, err := config.withDefaults(l)
+	if err != nil {
+		return nil, err
+	}
+	connection, err := config.Connection.session(config.URLs, "ladder consumer "+config.Queue)
+	if err != nil {
+		return nil, err
+	}
+	return &Consumer{ladder: l, config: config, connection: connection}, nil
+}
+
+// Run declares the ladder, the queue and its bindings unless the config says Passive,
+// and handles messages until ctx ends; when the connection is lost it makes a new one. It
+// then takes no more messages, gives back those that no handler has begun with, waits
+// for the handlers at work, and returns nil, or [ErrShutdownTimeout].
+//
+// It returns an error at once if the broker refuses the first connection for what
+// does not change by itself, as [NewPublisher] does, and [ErrRunning] when called a second time.
+// If ctx ends before there is any connection the error wraps [ErrNotConnected].
+//
+// A message is acknowledged after its handler has returned nil, never before. So it is
+// handled at least once: again after a lost connection, if the
+// acknowledgement did not get through.
+func (c *Consumer) Run(ctx context.Context, handler Handler) error {
+	if !c.running.CompareAndSwap(false, true) {
+		return ErrRunning
+	}
+	keeper, err := session.Keep(ctx, c.connection, c.config.Logger, session.Events{}, c.setup)
+	if err != nil {
+		return connectError(err)
+	}
+	handlers := &pool{slots: make(chan struct{}, c.config.Concurrency)}
+	for ctx.Err() == nil {
+		s, err := keeper.Current(ctx)
+		if err != nil {
+			break // ctx has ended
+		}
+		if err := c.consume(ctx, s, handler, handlers); err != nil {
+			_ = keeper.Close(ctx) // ctx has ended, so this cuts the session off
+			return err
+		}
+	}
+	return keeper.Close(context.WithoutCancel(ctx))
+}
+
+// A pool bounds the handlers at work, those of a lost session included.
+type pool struct {
+	slots chan struct{}
+	work  sync.WaitGroup
+}
+
+func (p *pool) run(f func()) {
+	p.work.Go(func() {
+		defer func() { <-p.slots }()
+		f()
+	})
+}
+
+// wait waits until no handler is at work; it returns false when time is over
+// first.
+func (p *pool) wait(timeout time.Duration) bool {
+	idle := make(chan struct{})
+	go func() { p.work.Wait(); close(idle) }()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-idle:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// A subscription is what a consumer makes of a session.
+type subscription struct {
+	session    *session.Session
+	tag        string
+	deliveries <-chan amqp.Delivery
+}
+
+func (c *Consumer) setup(ctx context.Context, s *session.Session) (*subscription, error) {
+	if !c.config.Passive {
+		if err := c.declare(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.Channel.Qos(c.config.Prefetch, 0, false); err != nil {
+		return nil, fmt.Errorf("ladder: prefetch: %w", err)
+	}
+	tag := fmt.Sprintf("ladder-%d", s.Generation)
+	deliveries, err := s.Channel.Consume(c.config.Queue, tag, false, false, false, false, nil)
+	if err != nil {
+		return nil, fmt.Errorf("ladder: consume queue %s: %w", c.config.Queue, brokerError(err))
+	}
+	return &subscription{session: s, tag: tag, deliveries: deliveries}, nil
+}
+
+func (c *Consumer) declare(ctx context.Context, s *session.Session) error {
+	if err := s.Do(ctx, func(ch *amqp.Channel) error { return c.ladder.Declare(ctx, ch) }); err != nil {
+		return err
+	}
+	queue := Queue{Name: c.config.Queue, Arguments: c.queueArguments()}
+	if err := s.Do(ctx, func(ch *amqp.Channel) error {
+		return run(ctx, []step{{"declare queue " + queue.Name, func() error { return declareQueue(ch, queue) }}})
+	}); err != nil {
+		return err
+	}
+	// Each on a channel of its own: one that the broker refuses, as it can by a
+	// topic permission, closes its channel and must not keep the others from
+	// being bound.
+	var errs []error
+	for _, destination := range c.config.Destinations {
+		errs = append(errs, s.Do(ctx, func(ch *amqp.Channel) error {
+			return c.ladder.Bind(ctx, ch, queue.Name, destination)
+		}))
+	}
+	err := errors.Join(errs...)
+	if err != nil && s.Generation > 1 {
+		c.config.Logger.Error("ladder: binding failed", "queue", queue.Name, "error", err)
+		return nil
+	}
+	return err
+}
+
+func (c *Consumer) queueArguments() map[string]any {
+	arguments := map[string]any{"x-queue-type": string(c.config.QueueType)}
+	if c.config.QueueType == Quorum {
+		arguments["x-delivery-limit"] = int64(math.MaxInt32)
+	}
+	maps.Copy(arguments, c.config.QueueArguments)
+	return arguments
+}
+
+// consume handles the messages of one session until it ends or ctx does. After
+// the latter it returns when the handlers have: nil, or ErrShutdownTimeout.
+func (c *Consumer) consume(ctx context.Context, s *subscription, handler Handler, handlers *pool) error {
+	handling, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	go func() {
+		<-s.session.Done()
+		cancel()
+	}()
+	for ctx.Err() == nil {
+		select {
+		case d, open := <-s.deliveries:
+			if !open {
+				// The session has ended, or the broker has cancelled the consumer
+				// because its queue was deleted: the next session declares it.
+				s.session.Drop()
+				<-s.session.Done()
+				return nil
+			}
+			select {
+			case handlers.slots <- struct{}{}:
+				handlers.run(func() { c.handle(ctx, handling, s, d, handler) })
+			case <-ctx.Done():
+				c.settle(s, d, d.Nack(false, true))
+			case <-s.session.Done():
+				return nil
+			}
+		case <-ctx.Done():
+		case <-s.session.Done():
+			return nil
+		}
+	}
+	c.stop(s)
+	if !handlers.wait(c.config.ShutdownTimeout) {
+		return ErrShutdownTimeout
+	}
+	return nil
+}
+
+// stop makes the broker send no more messages, and gives back those that are
+// here already.
+func (c *Consumer) stop(s *subscription) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.config.ShutdownTimeout)
+	defer cancel()
+	if err := s.session.Call(ctx, func() error { return s.session.Channel.Cancel(s.tag, false) }); err != nil {
+		c.config.Logger.Warn("ladder: cancelling the consumer failed", "queue", c.config.Queue, "error", err)
+		return // its session ends, and the broker takes the messages back
+	}
+	for d := range s.deliveries {
+		c.settle(s, d, d.Nack(false, true))
+	}
+}
+
+// handle runs the handler on one message and settles it.
+func (c *Consumer) handle(ctx, handling context.Context, s *subscription, raw amqp.Delivery, handler Handler) {
+	d := c.ladder.ParseDelivery(raw)
+	d.Acknowledger = disarmed{}
+	if err := call(handling, handler, d); err != nil {
+		c.config.Logger.Error("ladder: handler failed, message goes back into its queue",
+			"queue", c.config.Queue, "destination", d.Destination, "message", d.MessageId, "error", err)
+		select {
+		case <-time.After(c.config.RequeueDelay):
+		case <-handling.Done():
+		case <-ctx.Done():
+		}
+		c.settle(s, raw, raw.Nack(false, true))
+		return
+	}
+	c.settle(s, raw, raw.Ack(false))
+}
+
+// call runs the handler; a panic in it is an error.
+func call(ctx context.Context, handler Handler, d *Delivery) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("ladder: handler panicked: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return handler(ctx, d)
+}
+
+// settle logs the error of an acknowledgement. Its channel has then ended, so
+// the broker delivers the message again.
+func (c *Consumer) settle(s *subscription, d amqp.Delivery, err error) {
+	if err != nil {
+		c.config.Logger.Warn("ladder: settling failed, message comes again",
+			"queue", c.config.Queue, "message", d.MessageId, "generation", s.session.Generation, "error", err)
+	}
+}
+
+// disarmed keeps handlers from settling messages on their own.
+type disarmed struct{}
+
+func (disarmed) Ack(uint64, bool) error        { return ErrSettledByRun }
+func (disarmed) Nack(uint64, bool, bool) error { return ErrSettledByRun }
+func (disarmed) Reject(uint64, bool) error     { return ErrSettledByRun }

@@ -1,0 +1,90 @@
+package ladder
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// A Delivery is a message that a consumer received, with what the ladder knows
+// of it.
+type Delivery struct {
+	// Delivery is the message as amqp091-go has it, but without the broker's
+	// x-death headers and their like, which must not be published again.
+	// In a [Handler], [Consumer.Run] settles the message: Ack, Nack and
+	// Reject return an error and do nothing.
+	amqp.Delivery
+
+	// Destination is what the publisher sent the message to: the routing key
+	// without the ladder's bits. For a message that did not come through the
+	// ladder it is the whole routing key.
+	Destination string
+
+	// NotBefore is the instant at which the message was due, to the millisecond,
+	// by its publisher's clock. It is zero if the message does not say.
+	NotBefore time.Time
+
+	// Lateness is how long after NotBefore the message was received, by this
+	// machine's clock. It is negative where that clock is behind the
+	// publisher's, and 0 if NotBefore is zero.
+	Lateness time.Duration
+
+	// Attempt counts the attempts to handle the message, from 1.
+	Attempt int
+}
+
+// ParseDelivery returns what the ladder knows of a message, for programs with a
+// consumer of their own. It works for each message: see [Delivery] for what it
+// says of one that did not come through the ladder.
+func (l *Ladder) ParseDelivery(d amqp.Delivery) *Delivery {
+	parsed := &Delivery{Delivery: d, Destination: d.RoutingKey, Attempt: 1}
+	if l.owns(d.Exchange) {
+		if _, destination, err := l.ParseKey(d.RoutingKey); err == nil {
+			parsed.Destination = destination
+		}
+	}
+	if ms, ok := integer(d.Headers[HeaderNotBefore]); ok {
+		parsed.NotBefore = time.UnixMilli(ms)
+		parsed.Lateness = time.Since(parsed.NotBefore)
+	}
+	if attempt, ok := integer(d.Headers[HeaderAttempt]); ok && attempt > 1 {
+		parsed.Attempt = int(attempt)
+	}
+	parsed.Headers = make(amqp.Table, len(d.Headers))
+	for key, value := range d.Headers {
+		if !isBrokerHeader(key) {
+			parsed.Headers[key] = value
+		}
+	}
+	return parsed
+}
+
+// owns tells whether messages come to queues from this exchange with the
+// ladder's bits in front of their key. With direct bindings the last one is
+// often a level's, which passes on to the delivery exchange.
+func (l *Ladder) owns(exchange string) bool {
+	return strings.HasPrefix(exchange, l.geometry) && (exchange == l.delivery || slices.Contains(l.levels, exchange))
+}
+
+// integer returns an integer header of any width: other clients choose theirs.
+func integer(value any) (int64, bool) {
+	switch v := value.(type) {
+	case int64:
+		return v, true
+	case int32:
+		return int64(v), true
+	case int16:
+		return int64(v), true
+	case int8:
+		return int64(v), true
+	case uint32:
+		return int64(v), true
+	case uint16:
+		return int64(v), true
+	case byte:
+		return int64(v), true
+	}
+	return 0, false
+}

@@ -1,0 +1,140 @@
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	neturl "net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Config says how to connect. All fields but TLS and SASL must be set.
+type Config struct {
+	// URLs are AMQP URLs of one broker or of the nodes of a cluster.
+	URLs []string
+	// TLS is used for amqps URLs; nil takes the URL's parameters.
+	TLS *tls.Config
+	// SASL returns the mechanisms to log in with, anew for each dial; nil
+	// takes the URL's user and password.
+	SASL func() []amqp.Authentication
+	// Name is the connection's name, as the management UI shows it.
+	Name string
+	// Heartbeat is the interval that is proposed to the broker.
+	Heartbeat time.Duration
+	// DialTimeout bounds connecting and the handshakes, for each URL.
+	DialTimeout time.Duration
+	// WriteTimeout bounds each write to the socket.
+	WriteTimeout time.Duration
+	// SetupTimeout bounds opening a channel and what the setup function does.
+	SetupTimeout time.Duration
+}
+
+// CheckURL returns an error if amqp091-go cannot parse the URL. The error does not quote it:
+// where an URL is malformed, any part of it may be the password.
+func CheckURL(url string) error {
+	if _, err := amqp.ParseURI(url); err != nil {
+		return errors.New("is not an AMQP URL (amqp://user:password@host:port/vhost, reserved characters percent-encoded); it is not quoted here, as it may hold a password")
+	}
+	return nil
+}
+
+// Redact returns the URL without user and password, for errors and logs.
+func Redact(url string) string {
+	uri, err := amqp.ParseURI(url)
+	if err != nil {
+		return "(malformed URL)"
+	}
+	return fmt.Sprintf("%s://%s/%s", uri.Scheme, net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port)), neturl.PathEscape(uri.Vhost))
+}
+
+// dial tries all URLs in random order and returns the first connection, or all
+// errors.
+func dial(ctx context.Context, config Config) (*amqp.Connection, net.Conn, error) {
+	urls := slices.Clone(config.URLs)
+	rand.Shuffle(len(urls), func(i, j int) { urls[i], urls[j] = urls[j], urls[i] })
+	var errs []error
+	for _, url := range urls {
+		conn, socket, err := dialURL(ctx, config, url)
+		if err == nil {
+			return conn, socket, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", Redact(url), err))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, nil, errors.Join(errs...)
+}
+
+func dialURL(ctx context.Context, config Config, url string) (*amqp.Connection, net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, config.DialTimeout)
+	defer cancel()
+	var (
+		socket       net.Conn
+		stopWatching = func() bool { return true }
+	)
+	// Everything is made anew for each dial: amqp091-go writes into what it
+	// is given.
+	properties := amqp.NewConnectionProperties()
+	properties.SetClientConnectionName(config.Name)
+	amqpConfig := amqp.Config{
+		Heartbeat:  config.Heartbeat,
+		Properties: properties,
+		Dial: func(network, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			// The handshakes that follow take no context.
+			stopWatching = context.AfterFunc(ctx, func() { _ = conn.Close() })
+			socket = deadlineConn{Conn: conn, timeout: config.WriteTimeout}
+			return socket, nil
+		},
+	}
+	if config.TLS != nil {
+		amqpConfig.TLSClientConfig = config.TLS.Clone()
+	}
+	if config.SASL != nil {
+		amqpConfig.SASL = config.SASL()
+	}
+	conn, err := amqp.DialConfig(url, amqpConfig)
+	if !stopWatching() && err == nil {
+		err = context.DeadlineExceeded // the socket is closed already
+	}
+	if err != nil {
+		if socket != nil {
+			_ = socket.Close() // ends amqp091-go's reader
+		}
+		if ctx.Err() != nil {
+			return nil, nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+		return nil, nil, err
+	}
+	return conn, socket, nil
+}
+
+// Refused tells whether the broker refused something for a reason that stays
+// until someone changes it: credentials, the virtual host, a permission, an object
+// that is missing or has other arguments. A reached connection limit is not
+// among them.
+func Refused(err error) bool {
+	var refused *amqp.Error
+	if !errors.As(err, &refused) {
+		return false
+	}
+	switch refused.Code {
+	case amqp.AccessRefused, amqp.NotFound, amqp.PreconditionFailed:
+		return true
+	case amqp.NotAllowed:
+		return !strings.Contains(refused.Reason, "limit")
+	}
+	return false
+}

@@ -1,0 +1,381 @@
+package ladder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/rabbitladder/ladder/internal/session"
+)
+
+// A link is what a publisher makes of a session: a channel in confirm mode, on
+// which one goroutine writes.
+type link struct {
+	session *session.Session
+	ladder  *Ladder
+	queue   chan *attempt
+	returns returns
+	// unsettled counts messages that were written and have no answer from the
+	// broker. At the session's end it is the number whose outcome is unknown.
+	unsettled atomic.Int64
+	healing   atomic.Bool
+}
+
+// An attempt is one try to get a message confirmed in one session.
+type attempt struct {
+	*outgoing
+	link  *link
+	slots int
+	// taken is set by the writer, or by the caller that gives up before:
+	// whoever comes first.
+	taken   atomic.Bool
+	written chan struct{}
+
+	// These are set before written is closed.
+	route   Route
+	confirm *amqp.DeferredConfirmation
+	failure error // of the write
+}
+
+func newLink(s *session.Session, l *Ladder, maxInFlight int) (*link, error) {
+	if err := s.Channel.Confirm(false); err != nil {
+		return nil, fmt.Errorf("ladder: confirm mode: %w", err)
+	}
+	k := &link{session: s, ladder: l, queue: make(chan *attempt, maxInFlight)}
+	// There is room for all that can be in flight, so that amqp091-go never
+	// waits with a return and has always put it here before it resolves the
+	// message's confirm.
+	k.returns.pending = s.Channel.NotifyReturn(make(chan amqp.Return, maxInFlight))
+	go k.write()
+	return k, nil
+}
+
+// write takes one attempt after another, as amqp091-go's publish may wait for
+// the socket as long as WriteTimeout whatever a caller's context says.
+func (k *link) write() {
+	for {
+		select {
+		case a := <-k.queue:
+			if !k.waitUnblocked() {
+				return
+			}
+			k.publish(a)
+		case <-k.session.Done():
+			return
+		}
+	}
+}
+
+func (k *link) waitUnblocked() bool {
+	for {
+		until, _ := k.session.Blocked()
+		if until == nil {
+			return true
+		}
+		select {
+		case <-until:
+		case <-k.session.Done():
+			return false
+		}
+	}
+}
+
+// publish encodes what is left of the delay and writes the message.
+func (k *link) publish(a *attempt) {
+	if !a.taken.CompareAndSwap(false, true) {
+		return
+	}
+	defer close(a.written)
+	units, err := k.ladder.Units(time.Until(a.notBefore))
+	if err != nil {
+		a.failure = err
+		return
+	}
+	a.route = k.ladder.route(units, a.destination)
+	k.unsettled.Add(1)
+	a.confirm, a.failure = k.session.Channel.PublishWithDeferredConfirm(a.route.Exchange, a.route.Key, true, false, a.msg)
+	if a.failure != nil && !errors.Is(a.failure, amqp.ErrClosed) {
+		k.session.Drop() // part of the message may be on the wire
+	}
+}
+
+// blocked returns an error that wraps ErrBlocked while the broker blocks the
+// connection.
+func (k *link) blocked() error {
+	if until, reason := k.session.Blocked(); until != nil {
+		return fmt.Errorf("%w: %s", ErrBlocked, reason)
+	}
+	return nil
+}
+
+// check refuses what this session's broker would punish with the end of the channel
+// or the connection, or would not deliver in time.
+func (k *link) check(out *outgoing) error {
+	if out.msg.Priority > 0 && k.ladder.config.QueueType == Quorum && delaysByPriority(k.session.Version()) {
+		return fmt.Errorf("%w: Priority %d: quorum queues of RabbitMQ %s hold messages back by priority; 4.3 does not; or use a header of your own",
+			ErrInvalidMessage, out.msg.Priority, k.session.Version())
+	}
+	if user := k.session.User; user != "" && out.msg.UserId != "" && out.msg.UserId != user {
+		return fmt.Errorf("%w: UserId %q: the broker accepts only the connection's user, %q", ErrInvalidMessage, out.msg.UserId, user)
+	}
+	if limit := k.session.FrameSize(); limit > 0 && out.headerSize+k.ladder.deathSize() > limit {
+		return fmt.Errorf("%w: its headers have %d bytes; with what the broker adds on the way they do not fit into a frame of %d",
+			ErrInvalidMessage, out.headerSize, limit)
+	}
+	return nil
+}
+
+// delaysByPriority tells whether quorum queues of a RabbitMQ version look for
+// expired messages in one of their two priority queues alone.
+func delaysByPriority(version string) bool {
+	return strings.HasPrefix(version, "4.0.") || strings.HasPrefix(version, "4.1.") || strings.HasPrefix(version, "4.2.")
+}
+
+// deathSize returns an upper bound in bytes of the x-death header and its like
+// after all hops: an entry for each level with its queue, exchange and routing
+// key.
+func (l *Ladder) deathSize() int {
+	const (
+		entry = 200 // field names, reason, count, time
+		other = 2048
+	)
+	return l.config.Levels*(entry+2*len(l.levels[0])+maxShortString) + other
+}
+
+// start hands a message to the session's writer. The slots are given back
+// when the attempt is settled. It returns nil if there is nothing to settle.
+func (p *Publisher) start(ctx context.Context, out *outgoing, slots int) *attempt {
+	k, err := p.keeper.Current(ctx)
+	if err != nil {
+		p.release(slots)
+		if errors.Is(err, session.ErrClosed) {
+			out.finish(ErrClosed)
+		}
+		return nil
+	}
+	if err := k.check(out); err != nil {
+		p.release(slots)
+		out.finish(err)
+		return nil
+	}
+	out.attempts++
+	a := &attempt{outgoing: out, link: k, slots: slots, written: make(chan struct{})}
+	select {
+	case k.queue <- a:
+	case <-k.session.Done():
+		p.release(slots)
+		return nil
+	case <-ctx.Done():
+		p.release(slots)
+		return nil
+	}
+	return a
+}
+
+// settle waits for the outcome of an attempt. It either finishes the message or
+// leaves it for another attempt.
+func (p *Publisher) settle(ctx context.Context, a *attempt) {
+	select {
+	case <-a.written:
+	case <-a.link.session.Done():
+		if a.taken.CompareAndSwap(false, true) {
+			p.release(a.slots)
+			return
+		}
+		<-a.written // the socket is closed, so this takes no time
+	case <-ctx.Done():
+		if a.taken.CompareAndSwap(false, true) {
+			p.release(a.slots)
+			return
+		}
+		p.abandon(ctx, a)
+		return
+	}
+	if a.failure != nil {
+		p.release(a.slots)
+		p.unwritten(a)
+		return
+	}
+	select {
+	case <-a.confirm.Done():
+	case <-ctx.Done():
+		p.abandon(ctx, a)
+		return
+	}
+	returned := a.link.returns.take(a)
+	p.release(a.slots)
+	switch {
+	case a.confirm.Acked():
+		a.link.unsettled.Add(-1)
+		if returned {
+			p.heal(a.link)
+			a.finish(fmt.Errorf("%w: exchange %s, routing key %s", ErrUnroutable, a.route.Exchange, a.route.Key))
+			return
+		}
+		a.finish(nil)
+	case a.link.session.Channel.IsClosed():
+		// Not a nack: amqp091-go resolves all open confirms like this when a
+		// channel ends, and marks it closed before.
+		p.lost(a)
+	default:
+		a.link.unsettled.Add(-1)
+		a.last = ErrNacked
+	}
+}
+
+// unwritten handles an attempt that amqp091-go refused or could not write.
+func (p *Publisher) unwritten(a *attempt) {
+	switch {
+	case a.confirm == nil && a.route.Key == "":
+		a.finish(a.failure)
+	case errors.Is(a.failure, amqp.ErrClosed):
+		// The channel was closed before the last frame, so the broker cannot
+		// have the message.
+		a.link.unsettled.Add(-1)
+		<-a.link.session.Done()
+	default:
+		p.lost(a)
+	}
+}
+
+// lost handles an attempt whose session ended before the broker's answer.
+func (p *Publisher) lost(a *attempt) {
+	reason := a.link.session.Err()
+	if refusedPublish(reason) {
+		if a.link.unsettled.Load() == 1 {
+			p.refused(a, reason)
+			return
+		}
+		a.suspect = true
+	}
+	a.maybeSent = true
+	a.last = fmt.Errorf("%w: session lost: %w", ErrOutcomeUnknown, reason)
+	if a.noRepublish {
+		a.finish(a.last)
+	}
+}
+
+// refusedPublish tells whether the broker ended the session over something that
+// was published, rather than for its own reasons or those of the network.
+func refusedPublish(reason error) bool {
+	var e *amqp.Error
+	return errors.As(reason, &e) && e.Server && e.Code != amqp.ConnectionForced
+}
+
+// refused handles a message over which the broker closed the channel: no other
+// was in flight.
+func (p *Publisher) refused(a *attempt, reason error) {
+	err := brokerError(reason)
+	var e *amqp.Error
+	errors.As(reason, &e)
+	switch {
+	case e.Code == amqp.NotFound && !p.config.Passive:
+		a.last = err // the next session has declared the ladder again
+		return
+	case e.Code == amqp.NotFound, e.Code == amqp.AccessRefused:
+	case strings.Contains(e.Reason, "larger than"):
+		err = fmt.Errorf("%w: %w", ErrMessageTooLarge, reason)
+	default:
+		err = fmt.Errorf("%w: %w", ErrInvalidMessage, reason)
+	}
+	a.finish(err)
+}
+
+// abandon leaves an attempt that may be on the wire. Its slots are given back only
+// when the broker has answered: until then a return may come for it.
+func (p *Publisher) abandon(ctx context.Context, a *attempt) {
+	a.maybeSent = true
+	err := fmt.Errorf("%w: %w", ErrOutcomeUnknown, ctx.Err())
+	if blocked := a.link.blocked(); blocked != nil {
+		err = fmt.Errorf("%w: %w", err, blocked)
+	}
+	a.finish(err)
+	go func() {
+		<-a.written
+		if a.failure == nil {
+			<-a.confirm.Done()
+			a.link.returns.take(a)
+			if !a.link.session.Channel.IsClosed() {
+				a.link.unsettled.Add(-1)
+			}
+		}
+		p.release(a.slots)
+	}()
+}
+
+// heal declares the ladder again after a message was returned, for the next one.
+func (p *Publisher) heal(k *link) {
+	if p.config.Passive || !k.healing.CompareAndSwap(false, true) {
+		return
+	}
+	go func() {
+		defer k.healing.Store(false)
+		ctx, cancel := context.WithTimeout(context.Background(), healTimeout)
+		defer cancel()
+		if err := k.session.Do(ctx, func(ch *amqp.Channel) error { return p.ladder.Declare(ctx, ch) }); err != nil {
+			p.config.Logger.Error("ladder: declaring again after a returned message failed", "error", err)
+			return
+		}
+		p.config.Logger.Warn("ladder: declared again after a returned message")
+	}()
+}
+
+const healTimeout = time.Minute
+
+// returns holds messages that the broker has returned until the attempts that
+// they belong to ask for them.
+type returns struct {
+	pending <-chan amqp.Return
+	mu      sync.Mutex
+	found   map[returnKey]int
+	size    atomic.Int64 // of found
+}
+
+// returnKey identifies a message in flight. Two with the same key are the same
+// message on the same way, so it does not matter which of them is told.
+type returnKey struct{ id, exchange, key string }
+
+// take tells whether the broker returned the message of an attempt. Call it
+// once the attempt's confirm is resolved: the return comes before that.
+func (r *returns) take(a *attempt) bool {
+	if len(r.pending) == 0 && r.size.Load() == 0 {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.collect()
+	key := returnKey{a.msg.MessageId, a.route.Exchange, a.route.Key}
+	if r.found[key] == 0 {
+		return false
+	}
+	r.found[key]--
+	if r.found[key] == 0 {
+		delete(r.found, key)
+	}
+	r.size.Add(-1)
+	return true
+}
+
+func (r *returns) collect() {
+	for {
+		select {
+		case ret, open := <-r.pending:
+			if !open {
+				return
+			}
+			if r.found == nil {
+				r.found = map[returnKey]int{}
+			}
+			r.found[returnKey{ret.MessageId, ret.Exchange, ret.RoutingKey}]++
+			r.size.Add(1)
+		default:
+			return
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package ladder
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Headers of the wire contract.
+const (
+	// HeaderNotBefore is the instant a message is due: an int64, milliseconds
+	// since 1970 UTC. The publisher sets it.
+	HeaderNotBefore = "ladder-not-before"
+	// HeaderAttempt counts the attempts to handle a message: an int64. It is
+	// absent before the first retry, which is attempt 2.
+	HeaderAttempt = "ladder-attempt"
+
+	reservedPrefix = "ladder-"
+)
+
+// isBrokerHeader tells whether a header is the broker's record of a message's
+// past. Such headers must not be published again: before 4.0 RabbitMQ takes an
+// x-death that a client sent for its own, and drops the message
+// as a cycle when it comes to a level that is named there.
+func isBrokerHeader(key string) bool {
+	switch key {
+	case "x-death", "x-delivery-count", "x-acquired-count":
+		return true
+	}
+	return strings.HasPrefix(key, "x-first-death-") || strings.HasPrefix(key, "x-last-death-")
+}
+
+// prepare returns the message as it goes on the wire: a deep copy, so that the
+// caller's stays as it is and can be changed while this one waits. The error
+// wraps ErrInvalidMessage or ErrMessageTooLarge.
+func prepare(msg amqp.Publishing, notBefore time.Time, maxBytes int) (amqp.Publishing, error) {
+	if err := checkProperties(msg); err != nil {
+		return amqp.Publishing{}, err
+	}
+	if len(msg.Body) > maxBytes {
+		return amqp.Publishing{}, fmt.Errorf("%w: the body has %d bytes, MaxMessageBytes is %d", ErrMessageTooLarge, len(msg.Body), maxBytes)
+	}
+	headers := make(amqp.Table, len(msg.Headers)+1)
+	for key, value := range msg.Headers {
+		if isBrokerHeader(key) || strings.HasPrefix(key, reservedPrefix) {
+			continue
+		}
+		if key == "CC" || key == "BCC" {
+			return amqp.Publishing{}, fmt.Errorf("%w: header %s: its keys would be routed through the ladder as well, at each level", ErrInvalidMessage, key)
+		}
+		copied, err := copyEntry(key, value)
+		if err != nil {
+			return amqp.Publishing{}, err
+		}
+		headers[key] = copied
+	}
+	headers[HeaderNotBefore] = notBefore.UnixMilli()
+	msg.Headers = headers
+	msg.Body = bytes.Clone(msg.Body)
+	msg.DeliveryMode = amqp.Persistent
+	if msg.MessageId == "" {
+		msg.MessageId = rand.Text()
+	}
+	if msg.Timestamp.IsZero() {
+		msg.Timestamp = time.Now()
+	}
+	return msg, nil
+}
+
+func checkProperties(msg amqp.Publishing) error {
+	if msg.Expiration != "" {
+		return fmt.Errorf("%w: Expiration %q: a level queue would pass the message on when it expires, before it is due", ErrInvalidMessage, msg.Expiration)
+	}
+	for _, p := range shortProperties(&msg) {
+		if len(p.value) > maxShortString {
+			return fmt.Errorf("%w: %s has %d bytes; AMQP allows %d", ErrInvalidMessage, p.name, len(p.value), maxShortString)
+		}
+	}
+	return nil
+}
+
+type property struct{ name, value string }
+
+func shortProperties(msg *amqp.Publishing) []property {
+	return []property{
+		{"ContentType", msg.ContentType},
+		{"ContentEncoding", msg.ContentEncoding},
+		{"CorrelationId", msg.CorrelationId},
+		{"ReplyTo", msg.ReplyTo},
+		{"MessageId", msg.MessageId},
+		{"Type", msg.Type},
+		{"UserId", msg.UserId},
+		{"AppId", msg.AppId},
+	}
+}
+
+func copyEntry(key string, value any) (any, error) {
+	if len(key) > maxShortString {
+		return nil, fmt.Errorf("%w: header name %.40q... has %d bytes; AMQP allows %d", ErrInvalidMessage, key, len(key), maxShortString)
+	}
+	copied, err := copyField(value)
+	if err != nil {
+		return nil, fmt.Errorf("%w: header %q: %w", ErrInvalidMessage, key, err)
+	}
+	return copied, nil
+}
+
+// copyField returns a deep copy of a header value. It makes an int an int64,
+// because amqp091-go cuts an int to 32 bits.
+func copyField(value any) (any, error) {
+	switch v := value.(type) {
+	case nil, bool, byte, int8, int16, int32, int64, uint16, uint32, float32, float64, string, amqp.Decimal, time.Time:
+		return v, nil
+	case int:
+		return int64(v), nil
+	case []byte:
+		return slices.Clone(v), nil
+	case []any:
+		array := make([]any, len(v))
+		for i := range v {
+			var err error
+			if array[i], err = copyField(v[i]); err != nil {
+				return nil, fmt.Errorf("element %d: %w", i, err)
+			}
+		}
+		return array, nil
+	case amqp.Table:
+		table := make(amqp.Table, len(v))
+		for key := range v {
+			var err error
+			if table[key], err = copyEntry(key, v[key]); err != nil {
+				return nil, err
+			}
+		}
+		return table, nil
+	}
+	return nil, fmt.Errorf("a %T cannot be sent; AMQP has bool, integers up to 64 bits but uint and uint64, floats, string, []byte, time.Time, []any, amqp.Table and nil", value)
+}
+
+// headerFrameSize returns the size in bytes of the AMQP content header of a
+// prepared message. Unlike a body, a header must fit into one frame: a larger
+// one costs the connection.
+func headerFrameSize(msg *amqp.Publishing) int {
+	const fixed = 8 + 2 + 2 + 8 + 2 // frame, class, weight, body size, flags
+	size := fixed + tableSize(msg.Headers)
+	for _, p := range shortProperties(msg) {
+		size += 1 + len(p.value)
+	}
+	return size + 1 + 1 + 8 // delivery mode, priority, timestamp
+}
+
+func tableSize(table amqp.Table) int {
+	size := 4
+	for key, value := range table {
+		size += 1 + len(key) + fieldSize(value)
+	}
+	return size
+}
+
+func fieldSize(value any) int {
+	switch v := value.(type) {
+	case string:
+		return 5 + len(v)
+	case []byte:
+		return 5 + len(v)
+	case []any:
+		size := 5
+		for i := range v {
+			size += fieldSize(v[i])
+		}
+		return size
+	case amqp.Table:
+		return 1 + tableSize(v)
+	}
+	return 9 // the longest of the others
+}

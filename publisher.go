@@ -1,0 +1,504 @@
+package ladder
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/rabbitladder/ladder/internal/session"
+)
+
+// PublisherConfig configures a [Publisher]. URLs must be given; the other fields
+// have useful defaults.
+type PublisherConfig struct {
+	// URLs are the AMQP URLs of the broker, or of the nodes of a cluster: they
+	// are tried in random order. Reserved characters in the user and
+	// the password must be percent-encoded.
+	URLs []string
+
+	// Connection says how to connect. Its zero value is fine.
+	Connection ConnectionConfig
+
+	// MaxInFlight is the most messages that are written and not yet
+	// confirmed, 1 to 65535; further publishes wait. Defaults to 1000.
+	MaxInFlight int
+
+	// Timeout bounds a publish whose context has no deadline. Defaults to 30
+	// seconds.
+	Timeout time.Duration
+
+	// MaxMessageBytes is the largest body that is sent. The broker closes the
+	// channel over a message larger than its max_message_size, which
+	// is 16 MiB by default in RabbitMQ 4 and 128 MiB before. Defaults to 16
+	// MiB.
+	MaxMessageBytes int
+
+	// Passive makes the publisher declare nothing. The ladder is then declared
+	// by others, and the user needs write permission alone. It cannot be
+	// combined with Bindings.
+	Passive bool
+
+	// Bindings are ensured before the first publish on each connection, for
+	// consumers that do not bind their queues themselves.
+	Bindings []QueueBinding
+
+	// NoRepublish makes a publish fail with [ErrOutcomeUnknown] when its
+	// connection is lost before the confirm, where by default it is sent
+	// again. Sending again may deliver a message twice; not sending it again
+	// may lose it.
+	NoRepublish bool
+
+	// Logger gets what happens to the connection. Defaults to none.
+	Logger *slog.Logger
+}
+
+// A QueueBinding binds a queue to destinations. See [Ladder.Bind].
+type QueueBinding struct {
+	Queue        string
+	Destinations []string
+}
+
+const (
+	defaultMaxInFlight     = 1000
+	defaultTimeout         = 30 * time.Second
+	defaultMaxMessageBytes = 16 << 20
+)
+
+// withDefaults returns the checked configuration with the defaults filled in.
+func (c PublisherConfig) withDefaults(l *Ladder) (PublisherConfig, error) {
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, defaultMaxInFlight)
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
+	c.MaxMessageBytes = cmp.Or(c.MaxMessageBytes, defaultMaxMessageBytes)
+	c.Logger = orSilent(c.Logger)
+	switch {
+	case c.MaxInFlight < 1 || c.MaxInFlight > 65535:
+		return c, invalidConfig("MaxInFlight", c.MaxInFlight, "must be 1 to 65535")
+	case c.Timeout < 0:
+		return c, invalidConfig("Timeout", c.Timeout, "must be positive")
+	case c.MaxMessageBytes < 0:
+		return c, invalidConfig("MaxMessageBytes", c.MaxMessageBytes, "must be positive")
+	case c.Passive && len(c.Bindings) > 0:
+		return c, invalidConfig("Bindings", c.Bindings, "a passive publisher binds nothing")
+	}
+	for i, b := range c.Bindings {
+		if b.Queue == "" {
+			return c, invalidConfig(fmt.Sprintf("Bindings[%d].Queue", i), `""`, "must be the name of a queue")
+		}
+		for _, destination := range b.Destinations {
+			if err := l.checkDestination(destination); err != nil {
+				return c, fmt.Errorf("%w: Bindings[%d]: %w", ErrInvalidConfig, i, err)
+			}
+		}
+	}
+	return c, nil
+}
+
+// A Publisher sends messages into a ladder. It keeps one connection, and makes a
+// new one whenever that is lost. It is safe for concurrent use: publishes of many
+// goroutines share the connection and do not wait for each other's confirms.
+type Publisher struct {
+	ladder *Ladder
+	config PublisherConfig
+	keeper *session.Keeper[*link]
+
+	// slots holds a token for each message in flight. alone is held by the
+	// one that takes all of them, to be in flight on its own.
+	slots chan struct{}
+	alone chan struct{}
+
+	mu     sync.Mutex
+	closed chan struct{}
+	calls  sync.WaitGroup // publishes under way
+}
+
+// NewPublisher connects to the broker and, unless the config says Passive, declares the
+// ladder. It tries until ctx ends, but returns at once when the broker
+// refuses what will not change by itself: [ErrAccessRefused], a
+// [*TopologyMismatchError], or [ErrTopologyMissing] for a queue of Bindings that does not
+// exist. Other errors wrap [ErrInvalidConfig] or [ErrNotConnected]. Close the publisher
+// after use.
+func NewPublisher(ctx context.Context, l *Ladder, config PublisherConfig) (*Publisher, error) {
+	config, err := config.withDefaults(l)
+	if err != nil {
+		return nil, err
+	}
+	connection, err := config.Connection.session(config.URLs, "ladder publisher "+l.String())
+	if err != nil {
+		return nil, err
+	}
+	p := &Publisher{
+		ladder: l,
+		config: config,
+		slots:  make(chan struct{}, config.MaxInFlight),
+		alone:  make(chan struct{}, 1),
+		closed: make(chan struct{}),
+	}
+	p.keeper, err = session.Keep(ctx, connection, config.Logger, session.Events{}, p.setup)
+	if err != nil {
+		return nil, connectError(err)
+	}
+	return p, nil
+}
+
+// setup makes a session ready for publishing.
+func (p *Publisher) setup(ctx context.Context, s *session.Session) (*link, error) {
+	if !p.config.Passive {
+		if err := s.Do(ctx, func(ch *amqp.Channel) error { return p.ladder.Declare(ctx, ch) }); err != nil {
+			return nil, err
+		}
+	}
+	for _, b := range p.config.Bindings {
+		err := s.Do(ctx, func(ch *amqp.Channel) error { return p.ladder.Bind(ctx, ch, b.Queue, b.Destinations...) })
+		switch {
+		case err == nil:
+		case s.Generation == 1:
+			return nil, err
+		default:
+			// Publishing to all other destinations goes on, and what is due
+			// for this one is parked.
+			p.config.Logger.Error("ladder: binding failed", "queue", b.Queue, "error", err)
+		}
+	}
+	return newLink(s, p.ladder, p.config.MaxInFlight)
+}
+
+// A PublishOption changes one publish. There are none yet but those of this
+// package.
+type PublishOption interface{ applyPublish(*publishOptions) }
+
+type publishOptions struct{ noRepublish bool }
+
+type noRepublishOption struct{}
+
+func (noRepublishOption) applyPublish(o *publishOptions) { o.noRepublish = true }
+
+// NoRepublish is PublisherConfig.NoRepublish for one publish.
+func NoRepublish() PublishOption { return noRepublishOption{} }
+
+// PublishDelayed sends msg, to be delivered to a destination once delay has
+// passed. It returns nil when the broker has confirmed the message: it is then on disk
+// (classic queue) or on a majority of nodes (quorum queue). A delay that is zero or negative
+// is none.
+//
+// The message is due at the instant of the call plus delay. It is delivered not
+// before that, by the broker's clock and to the millisecond, and less than one
+// unit later if the broker keeps up. The way there takes what is left of the
+// delay: if it has to be sent again after an outage, it is not late by the
+// outage.
+//
+// A publish that fails for a passing reason (connection lost, connection blocked, nack) is
+// repeated with the same MessageId until ctx ends, or after PublisherConfig.Timeout if it has no
+// deadline. So a message may be delivered twice, and a consumer tells by the MessageId. The
+// error then is a [*PublishError], and [SafeToRetry] tells whether the
+// broker can have the message. Errors for which nothing is sent at all are a
+// [*DelayTooLongError], and those that wrap [ErrInvalidDestination], [ErrInvalidMessage],
+// [ErrMessageTooLarge] and [ErrClosed].
+//
+// msg is copied and never modified. In the copy, DeliveryMode is persistent, an
+// empty MessageId and a zero Timestamp are filled in, int headers become
+// int64, the header ladder-not-before is set, and other headers starting with
+// "ladder-" and the broker's own (x-death and its like) are dropped.
+func (p *Publisher) PublishDelayed(ctx context.Context, destination string, delay time.Duration, msg amqp.Publishing, opts ...PublishOption) error {
+	return p.publish(ctx, Message{Destination: destination, Delay: delay, Publishing: msg}, opts)
+}
+
+// PublishAt is [Publisher.PublishDelayed] with the instant at which the message
+// is due. An instant that has passed is no delay. The broker counts down a
+// duration: if its clock or this machine's is set meanwhile, the message does
+// not follow.
+func (p *Publisher) PublishAt(ctx context.Context, destination string, at time.Time, msg amqp.Publishing, opts ...PublishOption) error {
+	return p.publish(ctx, Message{Destination: destination, At: at, Publishing: msg}, opts)
+}
+
+// A Message is one message of [Publisher.PublishBatch].
+type Message struct {
+	// Destination is what consumers bind their queue to.
+	Destination string
+	// Delay is the time until the message is due; zero or less is none.
+	Delay time.Duration
+	// At is the instant at which it is due. If it is set, Delay must be zero.
+	At time.Time
+	// Publishing is the message itself.
+	Publishing amqp.Publishing
+}
+
+// PublishBatch sends many messages at once and waits for all their confirms, in
+// about the time of one publish. Each message is treated as by
+// [Publisher.PublishDelayed], on its own: one that fails does not keep the
+// others from being sent. It returns nil when the broker has confirmed all of
+// them, and otherwise a [*BatchError] that names those that failed.
+func (p *Publisher) PublishBatch(ctx context.Context, messages []Message, opts ...PublishOption) error {
+	outs := make([]*outgoing, len(messages))
+	for i := range messages {
+		outs[i] = p.prepare(messages[i], opts)
+	}
+	p.deliver(ctx, outs)
+	var failed []FailedMessage
+	for i, out := range outs {
+		if out.err != nil {
+			failed = append(failed, FailedMessage{Index: i, Err: out.err})
+		}
+	}
+	if len(failed) > 0 {
+		return &BatchError{Failed: failed}
+	}
+	return nil
+}
+
+func (p *Publisher) publish(ctx context.Context, m Message, opts []PublishOption) error {
+	out := p.prepare(m, opts)
+	p.deliver(ctx, []*outgoing{out})
+	return out.err
+}
+
+// An outgoing is a message on its way, through as many attempts as it takes.
+type outgoing struct {
+	destination string
+	notBefore   time.Time
+	msg         amqp.Publishing
+	headerSize  int
+	noRepublish bool
+
+	attempts  int
+	maybeSent bool // an attempt's outcome is unknown
+	suspect   bool // was in flight when the broker closed the channel over a publish
+	last      error
+
+	done bool
+	err  error
+}
+
+// finish sets the outcome, once.
+func (o *outgoing) finish(err error) {
+	o.done = true
+	if err != nil {
+		o.err = &PublishError{
+			Destination: o.destination, MessageID: o.msg.MessageId, Attempts: o.attempts,
+			MaybeSent: o.maybeSent, Err: err,
+		}
+	}
+}
+
+// prepare checks a message before anything is sent; what is wrong with it is
+// its outcome.
+func (p *Publisher) prepare(m Message, opts []PublishOption) *outgoing {
+	o := publishOptions{noRepublish: p.config.NoRepublish}
+	for _, opt := range opts {
+		opt.applyPublish(&o)
+	}
+	out := &outgoing{destination: m.Destination, noRepublish: o.noRepublish}
+	delay := m.Delay
+	now := time.Now()
+	switch {
+	case m.At.IsZero():
+		out.notBefore = now.Add(max(delay, 0))
+	case delay != 0:
+		out.finish(fmt.Errorf("%w: both Delay %v and At %v are set", ErrInvalidMessage, delay, m.At))
+		return out
+	default:
+		out.notBefore = m.At
+		delay = m.At.Sub(now)
+	}
+	if _, err := p.ladder.Units(delay); err != nil {
+		out.finish(err)
+		return out
+	}
+	if err := p.ladder.checkDestination(m.Destination); err != nil {
+		out.finish(err)
+		return out
+	}
+	msg, err := prepare(m.Publishing, out.notBefore, p.config.MaxMessageBytes)
+	if err != nil {
+		out.finish(err)
+		return out
+	}
+	out.msg = msg
+	out.headerSize = headerFrameSize(&msg)
+	return out
+}
+
+// deliver sends messages until each has its outcome.
+func (p *Publisher) deliver(ctx context.Context, outs []*outgoing) {
+	if !p.enter() {
+		for _, out := range outs {
+			if !out.done {
+				out.finish(ErrClosed)
+			}
+		}
+		return
+	}
+	defer p.calls.Done()
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, p.config.Timeout)
+		defer cancel()
+	}
+	for round := 1; p.round(ctx, outs); round++ {
+		if pause(ctx, round); ctx.Err() != nil {
+			for _, out := range outs {
+				if !out.done {
+					out.finish(p.outOfTime(ctx, out))
+				}
+			}
+			return
+		}
+	}
+}
+
+// pause waits before another round, up to a second. A lost session has its own pause;
+// this one is for a broker that nacks.
+func pause(ctx context.Context, round int) {
+	limit := time.Second
+	if round < 7 {
+		limit = 10 * time.Millisecond << round
+	}
+	select {
+	case <-time.After(rand.N(limit)): //nolint:gosec // jitter needs no secrecy
+	case <-ctx.Done():
+	}
+}
+
+// round makes one attempt for each message that has no outcome yet: all of them
+// in flight together, but each suspect alone. It tells whether some still have
+// none.
+func (p *Publisher) round(ctx context.Context, outs []*outgoing) (again bool) {
+	var started []*attempt
+	settleOldest := func() {
+		p.settle(ctx, started[0])
+		started = started[1:]
+	}
+	for _, out := range outs {
+		if out.done || out.suspect {
+			continue
+		}
+		for !p.tryAcquire() {
+			// Two batches that waited for a slot while holding others would
+			// wait for each other.
+			if len(started) > 0 {
+				settleOldest()
+			} else if !p.acquire(ctx) {
+				return true
+			} else {
+				break
+			}
+		}
+		if a := p.start(ctx, out, 1); a != nil {
+			started = append(started, a)
+		}
+	}
+	for len(started) > 0 {
+		settleOldest()
+	}
+	for _, out := range outs {
+		if !out.done && out.suspect {
+			p.sendAlone(ctx, out)
+		}
+		again = again || !out.done
+	}
+	return again
+}
+
+func (p *Publisher) tryAcquire() bool {
+	select {
+	case p.slots <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// acquire waits for a slot; it returns false if ctx ends first.
+func (p *Publisher) acquire(ctx context.Context) bool {
+	select {
+	case p.slots <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (p *Publisher) release(slots int) {
+	for range slots {
+		<-p.slots
+	}
+}
+
+// sendAlone makes an attempt with nothing else in flight, so that the session's end, if it
+// comes to that again, is this message's doing.
+func (p *Publisher) sendAlone(ctx context.Context, out *outgoing) {
+	select {
+	case p.alone <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-p.alone }()
+	for held := range cap(p.slots) {
+		if !p.acquire(ctx) {
+			p.release(held)
+			return
+		}
+	}
+	if a := p.start(ctx, out, cap(p.slots)); a != nil {
+		p.settle(ctx, a)
+	}
+}
+
+// outOfTime returns what kept a message from being confirmed before ctx ended.
+func (p *Publisher) outOfTime(ctx context.Context, out *outgoing) error {
+	reason := out.last
+	if reason == nil {
+		reason = p.obstacle()
+	}
+	if reason == nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", reason, ctx.Err())
+}
+
+// obstacle returns what keeps publishes from being sent just now, or nil.
+func (p *Publisher) obstacle() error {
+	k, err := p.keeper.Present()
+	switch {
+	case k == nil && err != nil:
+		return fmt.Errorf("%w: %w", ErrNotConnected, err)
+	case k == nil:
+		return ErrNotConnected
+	}
+	return k.blocked()
+}
+
+// enter counts a publish that is under way; it returns false after Close.
+func (p *Publisher) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.closed:
+		return false
+	default:
+		p.calls.Add(1)
+		return true
+	}
+}
+
+// Close refuses further publishes, waits until those under way have their
+// outcome or ctx ends, and closes the connection. What is still under way then
+// fails with [ErrClosed], or [ErrOutcomeUnknown] where it has been written. Close returns
+// ctx's error if it came to that. Closing again does nothing.
+func (p *Publisher) Close(ctx context.Context) error {
+	p.mu.Lock()
+	select {
+	case <-p.closed:
+	default:
+		close(p.closed)
+	}
+	p.mu.Unlock()
+	drained := await(ctx, func() error { p.calls.Wait(); return nil })
+	return errors.Join(drained, p.keeper.Close(ctx))
+}
