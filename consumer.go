@@ -77,6 +77,9 @@ type ConsumerConfig struct {
 	// Logger gets what happens to the connection, and the errors of handlers.
 	// Defaults to none.
 	Logger *slog.Logger
+
+	// Observer is told what happens to the connection. Defaults to none.
+	Observer Observer
 }
 
 var (
@@ -164,7 +167,7 @@ func (c *Consumer) Run(ctx context.Context, handler Handler) error {
 	if !c.running.CompareAndSwap(false, true) {
 		return ErrRunning
 	}
-	keeper, err := session.Keep(ctx, c.connection, c.config.Logger, session.Events{}, c.setup)
+	keeper, err := session.Keep(ctx, c.connection, c.config.Logger, sessionEvents(c.connection.Name, c.config.Observer), c.setup)
 	if err != nil {
 		return connectError(err)
 	}

@@ -155,13 +155,13 @@ func (p *Publisher) start(ctx context.Context, out *outgoing, slots int) *attemp
 	if err != nil {
 		p.release(slots)
 		if errors.Is(err, session.ErrClosed) {
-			out.finish(ErrClosed)
+			p.finish(out, ErrClosed)
 		}
 		return nil
 	}
 	if err := k.check(out); err != nil {
 		p.release(slots)
-		out.finish(err)
+		p.finish(out, err)
 		return nil
 	}
 	out.attempts++
@@ -197,6 +197,7 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 		p.abandon(ctx, a)
 		return
 	}
+	a.units = a.route.Units
 	if a.failure != nil {
 		p.release(a.slots)
 		p.unwritten(a)
@@ -215,10 +216,10 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 		a.link.unsettled.Add(-1)
 		if returned {
 			p.heal(a.link)
-			a.finish(fmt.Errorf("%w: exchange %s, routing key %s", ErrUnroutable, a.route.Exchange, a.route.Key))
+			p.finish(a.outgoing, fmt.Errorf("%w: exchange %s, routing key %s", ErrUnroutable, a.route.Exchange, a.route.Key))
 			return
 		}
-		a.finish(nil)
+		p.finish(a.outgoing, nil)
 	case a.link.session.Channel.IsClosed():
 		// Not a nack: amqp091-go resolves all open confirms like this when a
 		// channel ends, and marks it closed before.
@@ -233,7 +234,7 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 func (p *Publisher) unwritten(a *attempt) {
 	switch {
 	case a.confirm == nil && a.route.Key == "":
-		a.finish(a.failure)
+		p.finish(a.outgoing, a.failure)
 	case errors.Is(a.failure, amqp.ErrClosed):
 		// The channel was closed before the last frame, so the broker cannot
 		// have the message.
@@ -257,7 +258,7 @@ func (p *Publisher) lost(a *attempt) {
 	a.maybeSent = true
 	a.last = fmt.Errorf("%w: session lost: %w", ErrOutcomeUnknown, reason)
 	if a.noRepublish {
-		a.finish(a.last)
+		p.finish(a.outgoing, a.last)
 	}
 }
 
@@ -284,7 +285,7 @@ func (p *Publisher) refused(a *attempt, reason error) {
 	default:
 		err = fmt.Errorf("%w: %w", ErrInvalidMessage, reason)
 	}
-	a.finish(err)
+	p.finish(a.outgoing, err)
 }
 
 // abandon leaves an attempt that may be on the wire. Its slots are given back only
@@ -295,7 +296,7 @@ func (p *Publisher) abandon(ctx context.Context, a *attempt) {
 	if blocked := a.link.blocked(); blocked != nil {
 		err = fmt.Errorf("%w: %w", err, blocked)
 	}
-	a.finish(err)
+	p.finish(a.outgoing, err)
 	go func() {
 		<-a.written
 		if a.failure == nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -57,6 +58,10 @@ type PublisherConfig struct {
 
 	// Logger gets what happens to the connection. Defaults to none.
 	Logger *slog.Logger
+
+	// Observer is told the outcome of each message and what happens to the
+	// connection. Defaults to none.
+	Observer Observer
 }
 
 // A QueueBinding binds a queue to destinations. See [Ladder.Bind].
@@ -140,7 +145,7 @@ func NewPublisher(ctx context.Context, l *Ladder, config PublisherConfig) (*Publ
 		alone:  make(chan struct{}, 1),
 		closed: make(chan struct{}),
 	}
-	p.keeper, err = session.Keep(ctx, connection, config.Logger, session.Events{}, p.setup)
+	p.keeper, err = session.Keep(ctx, connection, config.Logger, sessionEvents(connection.Name, config.Observer), p.setup)
 	if err != nil {
 		return nil, connectError(err)
 	}
@@ -260,6 +265,7 @@ func (p *Publisher) publish(ctx context.Context, m Message, opts []PublishOption
 
 // An outgoing is a message on its way, through as many attempts as it takes.
 type outgoing struct {
+	called      time.Time
 	destination string
 	notBefore   time.Time
 	msg         amqp.Publishing
@@ -267,8 +273,9 @@ type outgoing struct {
 	noRepublish bool
 
 	attempts  int
-	maybeSent bool // an attempt's outcome is unknown
-	suspect   bool // was in flight when the broker closed the channel over a publish
+	units     uint64 // of the last attempt
+	maybeSent bool   // an attempt's outcome is unknown
+	suspect   bool   // was in flight when the broker closed the channel over a publish
 	last      error
 
 	done bool
@@ -276,13 +283,19 @@ type outgoing struct {
 }
 
 // finish sets the outcome, once.
-func (o *outgoing) finish(err error) {
+func (p *Publisher) finish(o *outgoing, err error) {
 	o.done = true
 	if err != nil {
 		o.err = &PublishError{
 			Destination: o.destination, MessageID: o.msg.MessageId, Attempts: o.attempts,
 			MaybeSent: o.maybeSent, Err: err,
 		}
+	}
+	if p.config.Observer != nil {
+		p.config.Observer.Published(PublishEvent{
+			Level: bits.Len64(o.units) - 1, Hops: bits.OnesCount64(o.units), Attempts: o.attempts,
+			Duration: time.Since(o.called), Kind: KindOf(o.err), Err: o.err,
+		})
 	}
 }
 
@@ -293,30 +306,30 @@ func (p *Publisher) prepare(m Message, opts []PublishOption) *outgoing {
 	for _, opt := range opts {
 		opt.applyPublish(&o)
 	}
-	out := &outgoing{destination: m.Destination, noRepublish: o.noRepublish}
-	delay := m.Delay
 	now := time.Now()
+	out := &outgoing{called: now, destination: m.Destination, noRepublish: o.noRepublish}
+	delay := m.Delay
 	switch {
 	case m.At.IsZero():
 		out.notBefore = now.Add(max(delay, 0))
 	case delay != 0:
-		out.finish(fmt.Errorf("%w: both Delay %v and At %v are set", ErrInvalidMessage, delay, m.At))
+		p.finish(out, fmt.Errorf("%w: both Delay %v and At %v are set", ErrInvalidMessage, delay, m.At))
 		return out
 	default:
 		out.notBefore = m.At
 		delay = m.At.Sub(now)
 	}
 	if _, err := p.ladder.Units(delay); err != nil {
-		out.finish(err)
+		p.finish(out, err)
 		return out
 	}
 	if err := p.ladder.checkDestination(m.Destination); err != nil {
-		out.finish(err)
+		p.finish(out, err)
 		return out
 	}
 	msg, err := prepare(m.Publishing, out.notBefore, p.config.MaxMessageBytes)
 	if err != nil {
-		out.finish(err)
+		p.finish(out, err)
 		return out
 	}
 	out.msg = msg
@@ -329,7 +342,7 @@ func (p *Publisher) deliver(ctx context.Context, outs []*outgoing) {
 	if !p.enter() {
 		for _, out := range outs {
 			if !out.done {
-				out.finish(ErrClosed)
+				p.finish(out, ErrClosed)
 			}
 		}
 		return
@@ -344,7 +357,7 @@ func (p *Publisher) deliver(ctx context.Context, outs []*outgoing) {
 		if pause(ctx, round); ctx.Err() != nil {
 			for _, out := range outs {
 				if !out.done {
-					out.finish(p.outOfTime(ctx, out))
+					p.finish(out, p.outOfTime(ctx, out))
 				}
 			}
 			return

@@ -20,21 +20,21 @@ const (
 	backoffMax  = 15 * time.Second
 )
 
-// Events are called from the goroutine that keeps the session. They must not
-// block. Each may be nil.
+// Events are called from the goroutines that keep and watch the session. They
+// must not block. Each may be nil.
 type Events struct {
 	Up        func(generation uint64)
 	Lost      func(generation uint64, err error)
-	Blocked   func(reason string)
-	Unblocked func()
+	Blocked   func(generation uint64, reason string)
+	Unblocked func(generation uint64)
 }
 
-func (e Events) blocked(b amqp.Blocking) {
+func (e Events) blocking(generation uint64, b amqp.Blocking) {
 	switch {
 	case b.Active && e.Blocked != nil:
-		e.Blocked(b.Reason)
+		e.Blocked(generation, b.Reason)
 	case !b.Active && e.Unblocked != nil:
-		e.Unblocked()
+		e.Unblocked(generation)
 	}
 }
 

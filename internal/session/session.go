@@ -87,7 +87,7 @@ func (s *Session) watch(connClosed, channelClosed <-chan *amqp.Error, blockings 
 				continue
 			}
 			s.setBlocked(b)
-			events.blocked(b)
+			events.blocking(s.Generation, b)
 		}
 	}
 }
