@@ -37,9 +37,7 @@ func (l *Ladder) Declare(ctx context.Context, ch *amqp.Channel) error {
 		for _, q := range queues {
 			steps = append(steps, step{"declare queue " + q.Name, func() error { return declareQueue(ch, q) }})
 		}
-		for _, b := range bindings {
-			steps = append(steps, step{"bind " + b.Destination + " to " + b.Source, func() error { return declareBinding(ch, b) }})
-		}
+		steps = append(steps, step{"bind the ladder's exchanges", func() error { return declareBindings(ch, bindings) }})
 	}
 	// Parking comes first, so that it catches what others publish meanwhile.
 	declareAll(t.Exchanges[:1], t.Queues[:1], t.Bindings[:1])
@@ -220,11 +218,22 @@ func declareQueue(ch *amqp.Channel, q Queue) error {
 	return mismatch(err, "queue", q.Name, q.Arguments)
 }
 
-func declareBinding(ch *amqp.Channel, b Binding) error {
-	if b.Target == ToExchange {
-		return ch.ExchangeBind(b.Destination, b.Key, b.Source, false, nil)
+// declareBindings waits for the broker's answer to the last binding alone, as
+// it does them in order: a ladder has hundreds, and the broker may be far away.
+func declareBindings(ch *amqp.Channel, bindings []Binding) error {
+	for i, b := range bindings {
+		noWait := i < len(bindings)-1
+		var err error
+		if b.Target == ToExchange {
+			err = ch.ExchangeBind(b.Destination, b.Key, b.Source, noWait, nil)
+		} else {
+			err = ch.QueueBind(b.Destination, b.Key, b.Source, noWait, nil)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return ch.QueueBind(b.Destination, b.Key, b.Source, false, nil)
+	return nil
 }
 
 // A step is a call to the broker with what it does, for its error.

@@ -1,9 +1,12 @@
 package ladder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -148,6 +151,14 @@ func (l *Ladder) deathSize() int {
 	return l.config.Levels*(entry+2*len(l.levels[0])+maxShortString) + other
 }
 
+// checkSize refuses what the broker has shown not to take.
+func (p *Publisher) checkSize(out *outgoing) error {
+	if limit := p.brokerLimit.Load(); limit > 0 && int64(len(out.msg.Body)) > limit {
+		return fmt.Errorf("%w: the body has %d bytes, the broker's max_message_size is %d", ErrMessageTooLarge, len(out.msg.Body), limit)
+	}
+	return nil
+}
+
 // start hands a message to the session's writer. The slots are given back
 // when the attempt is settled. It returns nil if there is nothing to settle.
 func (p *Publisher) start(ctx context.Context, out *outgoing, slots int) *attempt {
@@ -159,7 +170,7 @@ func (p *Publisher) start(ctx context.Context, out *outgoing, slots int) *attemp
 		}
 		return nil
 	}
-	if err := k.check(out); err != nil {
+	if err := cmp.Or(p.checkSize(out), k.check(out)); err != nil {
 		p.release(slots)
 		p.finish(out, err)
 		return nil
@@ -248,6 +259,13 @@ func (p *Publisher) unwritten(a *attempt) {
 // lost handles an attempt whose session ended before the broker's answer.
 func (p *Publisher) lost(a *attempt) {
 	reason := a.link.session.Err()
+	if limit, ok := sizeLimit(reason); ok {
+		p.brokerLimit.Store(limit)
+		if int64(len(a.msg.Body)) > limit {
+			p.finish(a.outgoing, fmt.Errorf("%w: %w", ErrMessageTooLarge, reason))
+			return
+		}
+	}
 	if refusedPublish(reason) {
 		if a.link.unsettled.Load() == 1 {
 			p.refused(a, reason)
@@ -260,6 +278,24 @@ func (p *Publisher) lost(a *attempt) {
 	if a.noRepublish {
 		p.finish(a.outgoing, a.last)
 	}
+}
+
+// tooLarge is RabbitMQ's reason for closing a channel over the size of a body.
+var tooLarge = regexp.MustCompile(`^PRECONDITION_FAILED - message size \d+ is larger than configured max size (\d+)`)
+
+// sizeLimit returns the broker's max_message_size if it ended the session over
+// it. Of the messages in flight those that are larger did it, and no other.
+func sizeLimit(reason error) (int64, bool) {
+	var e *amqp.Error
+	if !errors.As(reason, &e) || !e.Server {
+		return 0, false
+	}
+	found := tooLarge.FindStringSubmatch(e.Reason)
+	if found == nil {
+		return 0, false
+	}
+	limit, err := strconv.ParseInt(found[1], 10, 64)
+	return limit, err == nil
 }
 
 // refusedPublish tells whether the broker ended the session over something that
@@ -280,8 +316,6 @@ func (p *Publisher) refused(a *attempt, reason error) {
 		a.last = err // the next session has declared the ladder again
 		return
 	case e.Code == amqp.NotFound, e.Code == amqp.AccessRefused:
-	case strings.Contains(e.Reason, "larger than"):
-		err = fmt.Errorf("%w: %w", ErrMessageTooLarge, reason)
 	default:
 		err = fmt.Errorf("%w: %w", ErrInvalidMessage, reason)
 	}

@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -117,6 +118,10 @@ type Publisher struct {
 	// one that takes all of them, to be in flight on its own.
 	slots chan struct{}
 	alone chan struct{}
+
+	// brokerLimit is the broker's max_message_size in bytes once a message
+	// has shown it; 0 before.
+	brokerLimit atomic.Int64
 
 	mu     sync.Mutex
 	closed chan struct{}
