@@ -43,7 +43,7 @@ type ConnectionConfig struct {
 	WriteTimeout time.Duration
 
 	// SetupTimeout bounds what makes a new connection usable: opening its
-	// channel, and declaring the topology. Defaults to one minute.
+	// channel, and declaring the topology. Defaults to 30 seconds.
 	SetupTimeout time.Duration
 }
 
@@ -65,7 +65,7 @@ func (c ConnectionConfig) session(urls []string, name string) (session.Config, e
 		Heartbeat:    cmp.Or(c.Heartbeat, 10*time.Second),
 		DialTimeout:  cmp.Or(c.DialTimeout, 10*time.Second),
 		WriteTimeout: cmp.Or(c.WriteTimeout, 10*time.Second),
-		SetupTimeout: cmp.Or(c.SetupTimeout, time.Minute),
+		SetupTimeout: cmp.Or(c.SetupTimeout, 30*time.Second),
 	}
 	if s.Heartbeat < time.Second {
 		return session.Config{}, invalidConfig("Connection.Heartbeat", s.Heartbeat, "must be at least 1s")

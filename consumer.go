@@ -96,6 +96,8 @@ var (
 	ErrSettledByRun = errors.New("ladder: Run settles the message, by what the handler returns")
 )
 
+var errConsumerCancelled = errors.New("the broker cancelled the consumer")
+
 // withDefaults returns the checked configuration with the defaults filled in.
 func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
 	if c.Passive && (len(c.Destinations) > 0 || c.QueueType != "" || len(c.QueueArguments) > 0) {
@@ -288,7 +290,7 @@ func (c *Consumer) consume(ctx context.Context, s *subscription, handler Handler
 			if !open {
 				// The session has ended, or the broker has cancelled the consumer
 				// because its queue was deleted: the next session declares it.
-				s.session.Drop()
+				s.session.Drop(errConsumerCancelled)
 				<-s.session.Done()
 				return nil
 			}

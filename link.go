@@ -27,6 +27,7 @@ type link struct {
 	// unsettled counts messages that were written and have no answer from the
 	// broker. At the session's end it is the number whose outcome is unknown.
 	unsettled atomic.Int64
+	answers   atomic.Int64
 	healing   atomic.Bool
 }
 
@@ -46,7 +47,7 @@ type attempt struct {
 	failure error // of the write
 }
 
-func newLink(s *session.Session, l *Ladder, maxInFlight int) (*link, error) {
+func newLink(s *session.Session, l *Ladder, maxInFlight int, confirmTimeout time.Duration) (*link, error) {
 	if err := s.Channel.Confirm(false); err != nil {
 		return nil, fmt.Errorf("ladder: confirm mode: %w", err)
 	}
@@ -55,13 +56,19 @@ func newLink(s *session.Session, l *Ladder, maxInFlight int) (*link, error) {
 	// waits with a return and has always put it here before it resolves the
 	// message's confirm.
 	k.returns.pending = s.Channel.NotifyReturn(make(chan amqp.Return, maxInFlight))
-	go k.write()
+	go k.write(confirmTimeout)
 	return k, nil
 }
 
 // write takes one attempt after another, as amqp091-go's publish may wait for
-// the socket as long as WriteTimeout whatever a caller's context says.
-func (k *link) write() {
+// the socket as long as WriteTimeout whatever a caller's context says. It also
+// ends a session whose broker has stopped to answer, as a node does
+// that was cut off from the majority: it takes messages and heartbeats, and confirms
+// nothing.
+func (k *link) write(confirmTimeout time.Duration) {
+	ticker := time.NewTicker(confirmTimeout / silentTicks)
+	defer ticker.Stop()
+	silent, seen := 0, int64(0)
 	for {
 		select {
 		case a := <-k.queue:
@@ -69,10 +76,29 @@ func (k *link) write() {
 				return
 			}
 			k.publish(a)
+		case <-ticker.C:
+			answers := k.answers.Load()
+			if answers != seen || k.unsettled.Load() == 0 || k.blocked() != nil {
+				silent, seen = 0, answers
+				continue
+			}
+			// One more, since a message can have been written just before the
+			// first.
+			if silent++; silent > silentTicks {
+				k.session.Drop(fmt.Errorf("the broker has confirmed nothing for %v", confirmTimeout))
+			}
 		case <-k.session.Done():
 			return
 		}
 	}
+}
+
+const silentTicks = 4
+
+// answered counts the broker's answer to a message.
+func (k *link) answered() {
+	k.answers.Add(1)
+	k.unsettled.Add(-1)
 }
 
 func (k *link) waitUnblocked() bool {
@@ -104,7 +130,7 @@ func (k *link) publish(a *attempt) {
 	k.unsettled.Add(1)
 	a.confirm, a.failure = k.session.Channel.PublishWithDeferredConfirm(a.route.Exchange, a.route.Key, true, false, a.msg)
 	if a.failure != nil && !errors.Is(a.failure, amqp.ErrClosed) {
-		k.session.Drop() // part of the message may be on the wire
+		k.session.Drop(a.failure) // part of the message may be on the wire
 	}
 }
 
@@ -224,7 +250,7 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 	p.release(a.slots)
 	switch {
 	case a.confirm.Acked():
-		a.link.unsettled.Add(-1)
+		a.link.answered()
 		if returned {
 			p.heal(a.link)
 			p.finish(a.outgoing, fmt.Errorf("%w: exchange %s, routing key %s", ErrUnroutable, a.route.Exchange, a.route.Key))
@@ -236,7 +262,7 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 		// channel ends, and marks it closed before.
 		p.lost(a)
 	default:
-		a.link.unsettled.Add(-1)
+		a.link.answered()
 		a.last = ErrNacked
 	}
 }
@@ -337,7 +363,7 @@ func (p *Publisher) abandon(ctx context.Context, a *attempt) {
 			<-a.confirm.Done()
 			a.link.returns.take(a)
 			if !a.link.session.Channel.IsClosed() {
-				a.link.unsettled.Add(-1)
+				a.link.answered()
 			}
 		}
 		p.release(a.slots)

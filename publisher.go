@@ -36,6 +36,12 @@ type PublisherConfig struct {
 	// seconds.
 	Timeout time.Duration
 
+	// ConfirmTimeout is how long the broker may confirm nothing at all, while
+	// messages are in flight and it does not block the connection, before the
+	// connection is given up for one to another URL. A node that is cut off from
+	// the majority of its cluster is like this. Defaults to 10 seconds.
+	ConfirmTimeout time.Duration
+
 	// MaxMessageBytes is the largest body that is sent. The broker closes the
 	// channel over a message larger than its max_message_size, which
 	// is 16 MiB by default in RabbitMQ 4 and 128 MiB before. Defaults to 16
@@ -74,6 +80,7 @@ type QueueBinding struct {
 const (
 	defaultMaxInFlight     = 1000
 	defaultTimeout         = 30 * time.Second
+	defaultConfirmTimeout  = 10 * time.Second
 	defaultMaxMessageBytes = 16 << 20
 )
 
@@ -81,6 +88,7 @@ const (
 func (c PublisherConfig) withDefaults(l *Ladder) (PublisherConfig, error) {
 	c.MaxInFlight = cmp.Or(c.MaxInFlight, defaultMaxInFlight)
 	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
+	c.ConfirmTimeout = cmp.Or(c.ConfirmTimeout, defaultConfirmTimeout)
 	c.MaxMessageBytes = cmp.Or(c.MaxMessageBytes, defaultMaxMessageBytes)
 	c.Logger = orSilent(c.Logger)
 	switch {
@@ -88,6 +96,8 @@ func (c PublisherConfig) withDefaults(l *Ladder) (PublisherConfig, error) {
 		return c, invalidConfig("MaxInFlight", c.MaxInFlight, "must be 1 to 65535")
 	case c.Timeout < 0:
 		return c, invalidConfig("Timeout", c.Timeout, "must be positive")
+	case c.ConfirmTimeout < time.Millisecond:
+		return c, invalidConfig("ConfirmTimeout", c.ConfirmTimeout, "must be at least 1ms")
 	case c.MaxMessageBytes < 0:
 		return c, invalidConfig("MaxMessageBytes", c.MaxMessageBytes, "must be positive")
 	case c.Passive && len(c.Bindings) > 0:
@@ -176,7 +186,7 @@ func (p *Publisher) setup(ctx context.Context, s *session.Session) (*link, error
 			p.config.Logger.Error("ladder: binding failed", "queue", b.Queue, "error", err)
 		}
 	}
-	return newLink(s, p.ladder, p.config.MaxInFlight)
+	return newLink(s, p.ladder, p.config.MaxInFlight, p.config.ConfirmTimeout)
 }
 
 // A PublishOption changes one publish. There are none yet but those of this

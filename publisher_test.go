@@ -262,6 +262,7 @@ func TestPublisherConfigRefuses(t *testing.T) {
 		"a negative MaxInFlight":   {ladder.PublisherConfig{URLs: []string{good}, MaxInFlight: -1}, "MaxInFlight -1"},
 		"a huge MaxInFlight":       {ladder.PublisherConfig{URLs: []string{good}, MaxInFlight: 65536}, "MaxInFlight 65536"},
 		"a negative Timeout":       {ladder.PublisherConfig{URLs: []string{good}, Timeout: -1}, "Timeout"},
+		"a tiny ConfirmTimeout":    {ladder.PublisherConfig{URLs: []string{good}, ConfirmTimeout: 1}, "ConfirmTimeout"},
 		"a negative size":          {ladder.PublisherConfig{URLs: []string{good}, MaxMessageBytes: -1}, "MaxMessageBytes -1"},
 		"passive bindings":         {ladder.PublisherConfig{URLs: []string{good}, Passive: true, Bindings: []ladder.QueueBinding{{Queue: "q"}}}, "Bindings"},
 		"a binding of no queue":    {ladder.PublisherConfig{URLs: []string{good}, Bindings: []ladder.QueueBinding{{}}}, "Bindings[0].Queue"},

@@ -55,23 +55,41 @@ func Redact(url string) string {
 	return fmt.Sprintf("%s://%s/%s", uri.Scheme, net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port)), neturl.PathEscape(uri.Vhost))
 }
 
-// dial tries all URLs in random order and returns the first connection, or all
-// errors.
-func dial(ctx context.Context, config Config) (*amqp.Connection, net.Conn, error) {
+// dialed is a connection with its socket and the URL that led to it.
+type dialed struct {
+	conn   *amqp.Connection
+	socket net.Conn
+	url    string
+}
+
+// dial tries all URLs in random order, but one that has just failed last, and
+// returns the first connection, or all errors.
+func dial(ctx context.Context, config Config, failed string) (dialed, error) {
 	urls := slices.Clone(config.URLs)
 	rand.Shuffle(len(urls), func(i, j int) { urls[i], urls[j] = urls[j], urls[i] })
+	slices.SortStableFunc(urls, func(a, b string) int {
+		switch {
+		case a == b:
+			return 0
+		case a == failed:
+			return 1
+		case b == failed:
+			return -1
+		}
+		return 0
+	})
 	var errs []error
 	for _, url := range urls {
 		conn, socket, err := dialURL(ctx, config, url)
 		if err == nil {
-			return conn, socket, nil
+			return dialed{conn, socket, url}, nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", Redact(url), err))
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	return nil, nil, errors.Join(errs...)
+	return dialed{}, errors.Join(errs...)
 }
 
 func dialURL(ctx context.Context, config Config, url string) (*amqp.Connection, net.Conn, error) {

@@ -150,8 +150,10 @@ func (k *Keeper[T]) run() {
 	defer close(k.gone)
 	var none T
 	failures := 0
+	lastURL := ""
 	for generation := uint64(1); ; {
-		session, value, err := k.connect(generation)
+		session, value, url, err := k.connect(generation, lastURL)
+		lastURL = url
 		if err != nil {
 			if k.ctx.Err() != nil {
 				return
@@ -193,28 +195,31 @@ func (k *Keeper[T]) run() {
 	}
 }
 
-func (k *Keeper[T]) connect(generation uint64) (*Session, T, error) {
+// connect makes a session. Unless no URL answered it returns the one that did.
+func (k *Keeper[T]) connect(generation uint64, failed string) (*Session, T, string, error) {
 	var none T
-	conn, socket, err := dial(k.ctx, k.config)
+	d, err := dial(k.ctx, k.config, failed)
 	if err != nil {
-		return nil, none, err
+		return nil, none, "", err
 	}
 	ctx, cancel := context.WithTimeout(k.ctx, k.config.SetupTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = socket.Close() })
-	session, err := open(conn, socket, generation, k.events)
+	stop := context.AfterFunc(ctx, func() { _ = d.socket.Close() })
+	defer stop()
+	session, err := open(d.conn, d.socket, generation, k.events)
 	if err != nil {
-		stop()
-		return nil, none, err
+		return nil, none, d.url, err
 	}
 	value, err := k.setup(ctx, session)
-	stop()
-	if err != nil {
-		session.Drop()
-		<-session.Done()
-		return nil, none, err
+	if err == nil && !stop() {
+		err = ctx.Err() // the socket is closed
 	}
-	return session, value, nil
+	if err != nil {
+		session.Drop(err)
+		<-session.Done()
+		return nil, none, d.url, fmt.Errorf("%s: %w", Redact(d.url), err)
+	}
+	return session, value, d.url, nil
 }
 
 // backoff returns a random pause up to a limit that doubles with each failure:

@@ -35,7 +35,10 @@ type Session struct {
 
 	blockedMu sync.Mutex
 	blocked   chan struct{} // nil unless blocked, closed when unblocked
-	reason    string
+	alarm     string
+
+	dropOnce sync.Once
+	reason   error // why it was dropped here
 }
 
 // open opens the session's channel on a connection just made, and watches both.
@@ -47,7 +50,7 @@ func open(conn *amqp.Connection, socket net.Conn, generation uint64, events Even
 	blockings := conn.NotifyBlocked(make(chan amqp.Blocking, 1))
 	channel, err := conn.Channel()
 	if err != nil {
-		s.Drop()
+		s.Drop(err)
 		return nil, fmt.Errorf("open channel: %w", err)
 	}
 	s.Channel = channel
@@ -93,11 +96,12 @@ func (s *Session) watch(connClosed, channelClosed <-chan *amqp.Error, blockings 
 }
 
 func (s *Session) end(err *amqp.Error) {
-	s.err = errors.New("connection closed")
+	ended := errors.New("connection closed")
 	if err != nil {
-		s.err = err
+		ended = err
 	}
-	s.Drop()
+	s.Drop(ended)
+	s.err = s.reason
 	s.setBlocked(amqp.Blocking{})
 	close(s.done)
 }
@@ -112,7 +116,7 @@ func (s *Session) setBlocked(b amqp.Blocking) {
 		close(s.blocked)
 		s.blocked = nil
 	}
-	s.reason = b.Reason
+	s.alarm = b.Reason
 }
 
 // Blocked returns nil while the broker takes publishes. While an alarm blocks the
@@ -121,7 +125,7 @@ func (s *Session) setBlocked(b amqp.Blocking) {
 func (s *Session) Blocked() (until <-chan struct{}, reason string) {
 	s.blockedMu.Lock()
 	defer s.blockedMu.Unlock()
-	return s.blocked, s.reason
+	return s.blocked, s.alarm
 }
 
 // Done is closed when the session has ended.
@@ -144,11 +148,15 @@ func (s *Session) Err() error {
 }
 
 // Drop ends the session at once by closing its socket, whatever is under way.
-func (s *Session) Drop() {
+// The first reason that is given is what Err returns.
+func (s *Session) Drop(reason error) {
+	s.dropOnce.Do(func() { s.reason = reason })
 	// The socket first: amqp091-go's own Close waits for a writer that is
 	// stuck in it.
 	_ = s.socket.Close()
 }
+
+var errClosing = errors.New("connection closed on this side")
 
 // closeTimeout bounds the farewell where the caller's context does not.
 const closeTimeout = 5 * time.Second
@@ -159,11 +167,11 @@ const closeTimeout = 5 * time.Second
 func (s *Session) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, s.Drop)
+	stop := context.AfterFunc(ctx, func() { s.Drop(errClosing) })
 	defer stop()
 	if until, _ := s.Blocked(); until != nil {
 		// A blocked broker does not read, so it would not answer.
-		s.Drop()
+		s.Drop(errClosing)
 	}
 	err := s.conn.Close()
 	<-s.done
@@ -176,7 +184,7 @@ func (s *Session) Close(ctx context.Context) error {
 // Call runs f, which waits for an answer from the broker, and drops the session if
 // ctx ends before f is done: nothing else ends amqp091-go's waiting.
 func (s *Session) Call(ctx context.Context, f func() error) error {
-	stop := context.AfterFunc(ctx, s.Drop)
+	stop := context.AfterFunc(ctx, func() { s.Drop(fmt.Errorf("no answer from the broker: %w", ctx.Err())) })
 	defer stop()
 	return f()
 }

@@ -1,0 +1,54 @@
+# Pinned, so that everyone and CI see the same findings.
+GOLANGCI_LINT_VERSION := v2.15.0
+
+GO       ?= go
+FUZZTIME ?= 1m
+# More flags for go test, for example: make test TESTFLAGS='-run TestPublish -v'
+TESTFLAGS ?=
+
+GOLANGCI_LINT := $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
+WITHBROKER    := $(GO) run ./internal/cmd/withbroker --
+
+# The race detector needs cgo and a C compiler.
+RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v "$$($(GO) env CC)" >/dev/null && echo -race)
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## watch messages with all kinds of delays arrive, on a broker that it finds or installs
+	@scripts/ensure-broker
+	@$(WITHBROKER) $(GO) run ./examples/quickstart
+
+.PHONY: test
+test: ## run all tests on a real broker that it finds or installs
+	@scripts/ensure-broker
+	@$(if $(RACE),,echo 'make test: without the race detector, since no C compiler was found' >&2)
+	@$(WITHBROKER) $(GO) test $(RACE) $(TESTFLAGS) ./...
+
+.PHONY: lint
+lint: ## vet, lint and check the format
+	$(GO) vet ./...
+	$(GOLANGCI_LINT) run ./...
+	$(GOLANGCI_LINT) fmt --diff
+
+.PHONY: bench
+bench: ## run the benchmarks of the pure half
+	$(GO) test -run '^$$' -bench . -benchmem .
+
+.PHONY: fuzz
+fuzz: ## fuzz each target for FUZZTIME (default 1m)
+	@set -e; for target in $$($(GO) test -list '^Fuzz' . | grep '^Fuzz'); do \
+		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) .; \
+	done
+
+.PHONY: golden
+golden: ## write the golden files anew
+	$(GO) test . -run TestGolden -update
+
+.PHONY: fmt
+fmt: ## format the code
+	$(GOLANGCI_LINT) fmt

@@ -1,0 +1,75 @@
+package ladder_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/rabbitladder/ladder"
+	"github.com/rabbitladder/ladder/internal/brokertest"
+)
+
+// TestCluster loses, under load, the node that leads all level queues, and later
+// the connection of another node with its peers.
+func TestCluster(t *testing.T) {
+	nodes := brokertest.Cluster(t, 3)
+	urls := make([]string, len(nodes))
+	for i, node := range nodes {
+		urls[i] = node.AMQPURL()
+	}
+	l := faultLadder(t)
+	// A queue's leader is on the node where it is declared.
+	require.NoError(t, l.Declare(within(t), openChannel(t, urls[0])))
+
+	var c tally
+	stop := start(t, l, ladder.ConsumerConfig{URLs: urls[2:], Connection: impatient, Queue: "work", Destinations: []string{"work"}, Concurrency: 1, Prefetch: 1000}, c.count)
+	o := newLoad()
+	p, err := ladder.NewPublisher(within(t), l, ladder.PublisherConfig{URLs: urls, Connection: impatient, Observer: o, ConfirmTimeout: 5 * time.Second, Timeout: 2 * patience})
+	require.NoError(t, err)
+
+	under := func(what string, fault func()) {
+		t.Helper()
+		loading, end := context.WithCancel(context.WithoutCancel(t.Context()))
+		loaded := make(chan struct{})
+		go func() {
+			defer close(loaded)
+			// Three nodes on one machine, each message in four queues on
+			// average: more than this would test patience.
+			for rate := time.NewTicker(200 * time.Millisecond); loading.Err() == nil; <-rate.C {
+				o.run(context.WithoutCancel(loading), p, 64, 64, l.Horizon())
+			}
+		}()
+		before := o.progress()
+		require.Eventually(t, func() bool { return o.progress() > before+500 }, 2*patience, 10*time.Millisecond, "before: %s", what)
+		fault()
+		end()
+		<-loaded
+	}
+	flows := func(what string) {
+		t.Helper()
+		before := o.progress()
+		require.Eventually(t, func() bool { return o.progress() > before+500 }, 2*patience, 10*time.Millisecond, what)
+	}
+	under("the leaders' node is killed", func() {
+		require.NoError(t, nodes[0].Kill(within(t)))
+		flows("while the node is down")
+		require.NoError(t, nodes[0].Start(within(t)))
+		flows("after its return")
+	})
+	under("a node is cut off", func() {
+		require.NoError(t, nodes[1].Disconnect(within(t)))
+		const partition = 30 * time.Second
+		began := time.Now()
+		flows("while the node is cut off")
+		<-time.After(partition - time.Since(began)) // the partition itself
+		require.NoError(t, nodes[1].Reconnect(within(t)))
+		flows("after its return")
+	})
+	closePublisher(t, p)
+	o.check(t, &c)
+	assert.Empty(t, o.failed)
+	require.NoError(t, stop())
+}

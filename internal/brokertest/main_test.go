@@ -1,0 +1,5 @@
+package brokertest
+
+import "testing"
+
+func TestMain(m *testing.M) { Main(m) }
