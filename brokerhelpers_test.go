@@ -19,54 +19,54 @@ import (
 const patience = time.Minute
 
 // within returns a context that ends with the test or when patience does.
-func within(t testing.TB) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(cancel)
+func within(tb testing.TB) context.Context {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
+	tb.Cleanup(cancel)
 	return ctx
 }
 
 // openConnection opens a connection that is closed with the test.
-func openConnection(t testing.TB, url string) *amqp.Connection {
-	t.Helper()
+func openConnection(tb testing.TB, url string) *amqp.Connection {
+	tb.Helper()
 	conn, err := amqp.DialConfig(url, amqp.Config{Heartbeat: 10 * time.Second})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
 
 // openChannel opens a channel on a connection of its own.
-func openChannel(t testing.TB, url string) *amqp.Channel {
-	t.Helper()
-	return channelOn(t, openConnection(t, url))
+func openChannel(tb testing.TB, url string) *amqp.Channel {
+	tb.Helper()
+	return channelOn(tb, openConnection(tb, url))
 }
 
-func channelOn(t testing.TB, conn *amqp.Connection) *amqp.Channel {
-	t.Helper()
+func channelOn(tb testing.TB, conn *amqp.Connection) *amqp.Channel {
+	tb.Helper()
 	ch, err := conn.Channel()
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return ch
 }
 
 // newPublisher opens a publisher that is closed with the test.
-func newPublisher(t testing.TB, l *ladder.Ladder, config ladder.PublisherConfig) *ladder.Publisher {
-	t.Helper()
-	p, err := ladder.NewPublisher(within(t), l, config)
-	require.NoError(t, err)
-	t.Cleanup(func() {
+func newPublisher(tb testing.TB, l *ladder.Ladder, config ladder.PublisherConfig) *ladder.Publisher {
+	tb.Helper()
+	p, err := ladder.NewPublisher(within(tb), l, config)
+	require.NoError(tb, err)
+	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		assert.NoError(t, p.Close(ctx))
+		assert.NoError(tb, p.Close(ctx))
 	})
 	return p
 }
 
 // declareBound declares a queue of the ladder's type and binds it.
-func declareBound(t testing.TB, ch *amqp.Channel, l *ladder.Ladder, queue string, destinations ...string) {
-	t.Helper()
+func declareBound(tb testing.TB, ch *amqp.Channel, l *ladder.Ladder, queue string, destinations ...string) {
+	tb.Helper()
 	_, err := ch.QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": string(l.Config().QueueType)})
-	require.NoError(t, err)
-	require.NoError(t, l.Bind(within(t), ch, queue, destinations...))
+	require.NoError(tb, err)
+	require.NoError(tb, l.Bind(within(tb), ch, queue, destinations...))
 }
 
 // An arrival is a message as a test's own consumer received it.
@@ -83,13 +83,13 @@ type arrivals struct {
 }
 
 // collect consumes queues until the test ends.
-func collect(t testing.TB, ch *amqp.Channel, l *ladder.Ladder, queues ...string) *arrivals {
-	t.Helper()
-	require.NoError(t, ch.Qos(1000, 0, false))
+func collect(tb testing.TB, ch *amqp.Channel, l *ladder.Ladder, queues ...string) *arrivals {
+	tb.Helper()
+	require.NoError(tb, ch.Qos(1000, 0, false))
 	c := &arrivals{}
 	for _, queue := range queues {
 		deliveries, err := ch.Consume(queue, "", false, false, false, false, nil)
-		require.NoError(t, err)
+		require.NoError(tb, err)
 		go func() {
 			for d := range deliveries {
 				a := arrival{Delivery: l.ParseDelivery(d), queue: queue, at: time.Now()}
@@ -113,10 +113,10 @@ func (c *arrivals) list() []arrival {
 
 // waitFor waits until n different messages have arrived, and returns all
 // arrivals.
-func (c *arrivals) waitFor(t testing.TB, n int) []arrival {
-	t.Helper()
+func (c *arrivals) waitFor(tb testing.TB, n int) []arrival {
+	tb.Helper()
 	var list []arrival
-	require.EventuallyWithT(t, func(t *assert.CollectT) {
+	require.EventuallyWithT(tb, func(t *assert.CollectT) {
 		list = c.list()
 		ids := map[string]bool{}
 		for _, a := range list {
@@ -129,27 +129,27 @@ func (c *arrivals) waitFor(t testing.TB, n int) []arrival {
 
 // requireOnTime checks that no message came before it was due, by its header.
 // Broker, publisher and consumer share this machine's clock.
-func requireOnTime(t testing.TB, list []arrival) {
-	t.Helper()
+func requireOnTime(tb testing.TB, list []arrival) {
+	tb.Helper()
 	for _, a := range list {
-		require.False(t, a.NotBefore.IsZero(), "message %s has no ladder-not-before", a.MessageId)
-		require.False(t, a.at.Before(a.NotBefore), "message %s came %v early", a.MessageId, a.NotBefore.Sub(a.at))
+		require.False(tb, a.NotBefore.IsZero(), "message %s has no ladder-not-before", a.MessageId)
+		require.False(tb, a.at.Before(a.NotBefore), "message %s came %v early", a.MessageId, a.NotBefore.Sub(a.at))
 	}
 }
 
 // messageCount returns the number of ready messages in a queue.
-func messageCount(t testing.TB, url, queue string) int {
-	t.Helper()
-	conn := openConnection(t, url)
+func messageCount(tb testing.TB, url, queue string) int {
+	tb.Helper()
+	conn := openConnection(tb, url)
 	defer func() { _ = conn.Close() }()
-	q, err := channelOn(t, conn).QueueDeclarePassive(queue, true, false, false, false, nil)
-	require.NoError(t, err)
+	q, err := channelOn(tb, conn).QueueDeclarePassive(queue, true, false, false, false, nil)
+	require.NoError(tb, err)
 	return q.Messages
 }
 
-func waitForCount(t testing.TB, url, queue string, want int) {
-	t.Helper()
-	require.Eventually(t, func() bool { return messageCount(t, url, queue) == want }, patience, 100*time.Millisecond,
+func waitForCount(tb testing.TB, url, queue string, want int) {
+	tb.Helper()
+	require.Eventually(tb, func() bool { return messageCount(tb, url, queue) == want }, patience, 100*time.Millisecond,
 		"queue %s never had %d messages", queue, want)
 }
 

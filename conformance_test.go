@@ -32,6 +32,7 @@ func TestConformance(t *testing.T) {
 }
 
 func testRandomDelays(t *testing.T, config ladder.Config) {
+	t.Helper()
 	const messages = 400
 	l, url := mustLadder(t, config), brokertest.VHost(t)
 	ch := openChannel(t, url)
@@ -85,6 +86,7 @@ func testRandomDelays(t *testing.T, config ladder.Config) {
 }
 
 func testUnbound(t *testing.T, config ladder.Config) {
+	t.Helper()
 	// With 32 undeliverable messages a level queue without an alternate
 	// exchange behind it stands still for everyone.
 	const unbound, bound = 40, 40
@@ -114,6 +116,7 @@ func testUnbound(t *testing.T, config ladder.Config) {
 }
 
 func testNeighbours(t *testing.T, config ladder.Config) {
+	t.Helper()
 	const neighbours = 1000
 	l, url := mustLadder(t, config), brokertest.VHost(t)
 	ch := openChannel(t, url)

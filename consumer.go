@@ -137,6 +137,8 @@ type Consumer struct {
 	config     ConsumerConfig
 	connection session.Config
 	running    atomic.Bool
+	ready      chan struct{}
+	readyOnce  sync.Once
 }
 
 // NewConsumer checks the configuration. It does not connect: [Consumer.Run] does. An
@@ -150,8 +152,13 @@ func NewConsumer(l *Ladder, config ConsumerConfig) (*Consumer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Consumer{ladder: l, config: config, connection: connection}, nil
+	return &Consumer{ladder: l, config: config, connection: connection, ready: make(chan struct{})}, nil
 }
+
+// Ready returns a channel that is closed once Run has declared and bound the
+// queue and consumes it for the first time. A message that is due before a
+// destination was ever bound is parked.
+func (c *Consumer) Ready() <-chan struct{} { return c.ready }
 
 // Run declares the ladder, the queue and its bindings unless the config says Passive,
 // and handles messages until ctx ends; when the connection is lost it makes a new one. It
@@ -179,6 +186,7 @@ func (c *Consumer) Run(ctx context.Context, handler Handler) error {
 		if err != nil {
 			break // ctx has ended
 		}
+		c.readyOnce.Do(func() { close(c.ready) })
 		if err := c.consume(ctx, s, handler, handlers); err != nil {
 			_ = keeper.Close(ctx) // ctx has ended, so this cuts the session off
 			return err
@@ -307,7 +315,7 @@ func (c *Consumer) consume(ctx context.Context, s *subscription, handler Handler
 			return nil
 		}
 	}
-	c.stop(s)
+	c.stop(ctx, s)
 	if !handlers.wait(c.config.ShutdownTimeout) {
 		return ErrShutdownTimeout
 	}
@@ -316,8 +324,8 @@ func (c *Consumer) consume(ctx context.Context, s *subscription, handler Handler
 
 // stop makes the broker send no more messages, and gives back those that are
 // here already.
-func (c *Consumer) stop(s *subscription) {
-	ctx, cancel := context.WithTimeout(context.Background(), c.config.ShutdownTimeout)
+func (c *Consumer) stop(ctx context.Context, s *subscription) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.ShutdownTimeout)
 	defer cancel()
 	if err := s.session.Call(ctx, func() error { return s.session.Channel.Cancel(s.tag, false) }); err != nil {
 		c.config.Logger.Warn("ladder: cancelling the consumer failed", "queue", c.config.Queue, "error", err)

@@ -41,19 +41,13 @@ func start(t *testing.T, l *ladder.Ladder, config ladder.ConsumerConfig, handler
 		return result
 	}
 	t.Cleanup(func() { _ = stop() })
-	ch := openChannel(t, config.URLs[0])
-	require.Eventually(t, func() bool {
-		select {
-		case <-ended:
-			require.NoError(t, result)
-		default:
-		}
-		if ch.IsClosed() { // the queue was not there yet
-			ch = openChannel(t, config.URLs[0])
-		}
-		q, err := ch.QueueDeclarePassive(config.Queue, true, false, false, false, nil)
-		return err == nil && q.Consumers > 0
-	}, patience, 20*time.Millisecond)
+	select {
+	case <-c.Ready():
+	case <-ended:
+		require.NoError(t, result)
+	case <-time.After(patience):
+		require.Fail(t, "the consumer is not ready")
+	}
 	return stop
 }
 
@@ -379,7 +373,7 @@ func TestParseDelivery(t *testing.T) {
 			assert.Equal(t, c.want.Destination, got.Destination)
 			assert.True(t, c.want.NotBefore.Equal(got.NotBefore))
 			assert.Equal(t, c.want.Attempt, got.Attempt)
-			assert.Equal(t, len(c.want.Headers), len(got.Headers))
+			assert.Len(t, got.Headers, len(c.want.Headers))
 			for key, value := range c.want.Headers {
 				assert.Equal(t, value, got.Headers[key])
 			}

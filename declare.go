@@ -133,9 +133,11 @@ func Force() RemoveOption { return forceOption{} }
 // message has come in meanwhile it stops with a [*NotEmptyError]; what
 // is left then parks messages, and Declare makes the ladder whole again.
 //
-// AMQP 0-9-1 tells the number of messages ready in a queue. What a dead-letter
-// worker holds, at most 32 for each level queue while their next queue rejects
-// them, is not in it.
+// AMQP 0-9-1 tells the number of messages that are ready in a queue. It does not
+// tell of those that have been due and could not move on, since their next queue
+// rejects them or their next exchange is gone: a quorum queue keeps such messages
+// apart, and Remove deletes them with it. The management API shows
+// them, as messages that are neither ready nor unacknowledged.
 func (l *Ladder) Remove(ctx context.Context, ch *amqp.Channel, opts ...RemoveOption) error {
 	var o removeOptions
 	for _, opt := range opts {

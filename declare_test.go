@@ -17,8 +17,9 @@ import (
 )
 
 // small is a ladder that is quick to declare.
-func small(t testing.TB) *ladder.Ladder {
-	return mustLadder(t, ladder.Config{Name: "small", Unit: 10 * time.Millisecond, Levels: 5})
+func small(tb testing.TB) *ladder.Ladder {
+	tb.Helper()
+	return mustLadder(tb, ladder.Config{Name: "small", Unit: 10 * time.Millisecond, Levels: 5})
 }
 
 // requireWorks sends a message through every level and sees it arrive.
@@ -128,7 +129,7 @@ func TestTopologyMismatch(t *testing.T) {
 		},
 		{
 			"another queue type", small(t),
-			func(l *ladder.Ladder, ch *amqp.Channel) error {
+			func(_ *ladder.Ladder, ch *amqp.Channel) error {
 				return mustLadder(t, ladder.Config{Name: "small", Unit: 10 * time.Millisecond, Levels: 5, QueueType: ladder.Classic}).Declare(within(t), ch)
 			},
 			ladder.TopologyMismatchError{Kind: "queue", Object: small(t).ParkingQueue(), Argument: "x-queue-type", Want: "quorum", Got: "classic"},

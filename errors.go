@@ -134,8 +134,7 @@ func (e *PublishError) Unwrap() error { return e.Err }
 // taken the message. It is false for nil, for errors that are not of a publish,
 // and for a [*BatchError] if it is false for one of its messages.
 func SafeToRetry(err error) bool {
-	var batch *BatchError
-	if errors.As(err, &batch) {
+	if batch, ok := errors.AsType[*BatchError](err); ok {
 		for _, failed := range batch.Failed {
 			if !SafeToRetry(failed.Err) {
 				return false
@@ -143,8 +142,8 @@ func SafeToRetry(err error) bool {
 		}
 		return true
 	}
-	var publish *PublishError
-	return errors.As(err, &publish) && !publish.MaybeSent
+	publish, ok := errors.AsType[*PublishError](err)
+	return ok && !publish.MaybeSent
 }
 
 // A BatchError tells which messages of a [Publisher.PublishBatch] failed. All others are

@@ -154,8 +154,7 @@ func ExampleDelayTooLongError() {
 	_, err = l.Route(2*time.Minute, "email.delivery")
 	fmt.Println(errors.Is(err, ladder.ErrDelayTooLong))
 
-	var tooLong *ladder.DelayTooLongError
-	if errors.As(err, &tooLong) {
+	if tooLong, ok := errors.AsType[*ladder.DelayTooLongError](err); ok {
 		fmt.Println("asked for", tooLong.Delay, "of at most", tooLong.Horizon)
 	}
 	fmt.Println(err)

@@ -38,8 +38,9 @@ func proxied(t *testing.T, target string) (*brokertest.FaultProxy, string) {
 	return proxy, through
 }
 
-func faultLadder(t testing.TB) *ladder.Ladder {
-	return mustLadder(t, ladder.Config{Name: "faults", Unit: 10 * time.Millisecond, Levels: 8})
+func faultLadder(tb testing.TB) *ladder.Ladder {
+	tb.Helper()
+	return mustLadder(tb, ladder.Config{Name: "faults", Unit: 10 * time.Millisecond, Levels: 8})
 }
 
 // closePublisher closes a publisher as part of a test.

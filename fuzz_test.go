@@ -14,6 +14,7 @@ import (
 
 // fuzzLadder makes a ladder of 1 to 39 levels from any byte.
 func fuzzLadder(t *testing.T, levels uint8) *ladder.Ladder {
+	t.Helper()
 	return mustLadder(t, ladder.Config{Unit: time.Millisecond, Levels: int(levels)%39 + 1})
 }
 

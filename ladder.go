@@ -56,11 +56,13 @@ type Layout string
 const (
 	// Direct binds each exchange to every lower queue, so that one topic match
 	// finds the next wait however many zero bits lie between. It is the
-	// default. It has L(L+1)/2 + L bindings for L levels.
+	// default. It has L(L+1)/2 + L bindings for L levels, and that of the
+	// parking queue.
 	Direct Layout = "direct"
 	// Chain binds each exchange to its own queue and to the next exchange
 	// below, so that each zero bit costs one more topic match. It is what
-	// NServiceBus and Celery use. It has 2L bindings for L levels.
+	// NServiceBus and Celery use. It has 2L bindings for L levels, and that of
+	// the parking queue.
 	Chain Layout = "chain"
 )
 
@@ -197,7 +199,7 @@ func validateUnit(unit time.Duration) error {
 // levelLimit returns the largest number of levels whose highest wait,
 // 2^(levels-1) units, is within maxTTL. The unit must be valid.
 func levelLimit(unit time.Duration) int {
-	return bits.Len64(uint64(maxTTL / unit)) //nolint:gosec // both are positive
+	return bits.Len64(uint64(maxTTL / unit))
 }
 
 // LevelsFor returns the smallest number of levels with which a ladder of this
@@ -228,7 +230,7 @@ func horizonOf(unit time.Duration, levels int) time.Duration {
 
 // ceilUnits returns d, which must not be negative, in units, rounded up.
 func ceilUnits(d, unit time.Duration) uint64 {
-	units := uint64(d / unit) //nolint:gosec // neither is negative
+	units := uint64(d / unit)
 	if d%unit != 0 {
 		units++
 	}

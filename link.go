@@ -84,7 +84,8 @@ func (k *link) write(confirmTimeout time.Duration) {
 			}
 			// One more, since a message can have been written just before the
 			// first.
-			if silent++; silent > silentTicks {
+			silent++
+			if silent > silentTicks {
 				k.session.Drop(fmt.Errorf("the broker has confirmed nothing for %v", confirmTimeout))
 			}
 		case <-k.session.Done():
@@ -252,7 +253,7 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 	case a.confirm.Acked():
 		a.link.answered()
 		if returned {
-			p.heal(a.link)
+			p.heal(ctx, a.link)
 			p.finish(a.outgoing, fmt.Errorf("%w: exchange %s, routing key %s", ErrUnroutable, a.route.Exchange, a.route.Key))
 			return
 		}
@@ -371,13 +372,13 @@ func (p *Publisher) abandon(ctx context.Context, a *attempt) {
 }
 
 // heal declares the ladder again after a message was returned, for the next one.
-func (p *Publisher) heal(k *link) {
+func (p *Publisher) heal(ctx context.Context, k *link) {
 	if p.config.Passive || !k.healing.CompareAndSwap(false, true) {
 		return
 	}
 	go func() {
 		defer k.healing.Store(false)
-		ctx, cancel := context.WithTimeout(context.Background(), healTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), healTimeout)
 		defer cancel()
 		if err := k.session.Do(ctx, func(ch *amqp.Channel) error { return p.ladder.Declare(ctx, ch) }); err != nil {
 			p.config.Logger.Error("ladder: declaring again after a returned message failed", "error", err)

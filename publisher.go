@@ -54,7 +54,8 @@ type PublisherConfig struct {
 	Passive bool
 
 	// Bindings are ensured before the first publish on each connection, for
-	// consumers that do not bind their queues themselves.
+	// consumers that do not bind their queues themselves. The queues must
+	// exist.
 	Bindings []QueueBinding
 
 	// NoRepublish makes a publish fail with [ErrOutcomeUnknown] when its
@@ -230,9 +231,9 @@ func (p *Publisher) PublishDelayed(ctx context.Context, destination string, dela
 }
 
 // PublishAt is [Publisher.PublishDelayed] with the instant at which the message
-// is due. An instant that has passed is no delay. The broker counts down a
-// duration: if its clock or this machine's is set meanwhile, the message does
-// not follow.
+// is due. An instant that has passed is no delay, and the message's lateness
+// counts from it all the same. The broker counts down a duration: if its clock
+// or this machine's is set meanwhile, the message does not follow.
 func (p *Publisher) PublishAt(ctx context.Context, destination string, at time.Time, msg amqp.Publishing, opts ...PublishOption) error {
 	return p.publish(ctx, Message{Destination: destination, At: at, Publishing: msg}, opts)
 }
@@ -369,7 +370,8 @@ func (p *Publisher) deliver(ctx context.Context, outs []*outgoing) {
 		defer cancel()
 	}
 	for round := 1; p.round(ctx, outs); round++ {
-		if pause(ctx, round); ctx.Err() != nil {
+		pause(ctx, round)
+		if ctx.Err() != nil {
 			for _, out := range outs {
 				if !out.done {
 					p.finish(out, p.outOfTime(ctx, out))
@@ -388,7 +390,7 @@ func pause(ctx context.Context, round int) {
 		limit = 10 * time.Millisecond << round
 	}
 	select {
-	case <-time.After(rand.N(limit)): //nolint:gosec // jitter needs no secrecy
+	case <-time.After(rand.N(limit)):
 	case <-ctx.Done():
 	}
 }
@@ -406,16 +408,15 @@ func (p *Publisher) round(ctx context.Context, outs []*outgoing) (again bool) {
 		if out.done || out.suspect {
 			continue
 		}
-		for !p.tryAcquire() {
-			// Two batches that waited for a slot while holding others would
-			// wait for each other.
-			if len(started) > 0 {
-				settleOldest()
-			} else if !p.acquire(ctx) {
-				return true
-			} else {
-				break
-			}
+		acquired := p.tryAcquire()
+		// Two batches that waited for a slot while holding others would wait
+		// for each other.
+		for !acquired && len(started) > 0 {
+			settleOldest()
+			acquired = p.tryAcquire()
+		}
+		if !acquired && !p.acquire(ctx) {
+			return true
 		}
 		if a := p.start(ctx, out, 1); a != nil {
 			started = append(started, a)

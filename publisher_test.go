@@ -99,6 +99,7 @@ func TestPublishRefuses(t *testing.T) {
 		"a delay and an instant":   {ladder.Message{Delay: 1, At: time.Now()}, ladder.ErrInvalidMessage, "both"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			if c.m.Destination == "" {
 				c.m.Destination = "work"
 			}

@@ -72,10 +72,10 @@ func Keep[T any](ctx context.Context, config Config, logger *slog.Logger, events
 		gone:    make(chan struct{}),
 		changed: make(chan struct{}),
 	}
-	k.ctx, k.cancel = context.WithCancel(context.Background())
+	k.ctx, k.cancel = context.WithCancel(context.WithoutCancel(ctx)) //nolint:gosec // G118: Close calls it
 	go k.run()
 	for {
-		session, lastErr, changed := k.state()
+		session, changed, lastErr := k.state()
 		if session != nil {
 			return k, nil
 		}
@@ -99,10 +99,10 @@ func notConnected(ctx context.Context, lastErr error) error {
 	return fmt.Errorf("%w: %w", ctx.Err(), lastErr)
 }
 
-func (k *Keeper[T]) state() (*Session, error, <-chan struct{}) {
+func (k *Keeper[T]) state() (session *Session, changed <-chan struct{}, lastErr error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.session, k.lastErr, k.changed
+	return k.session, k.changed, k.lastErr
 }
 
 func (k *Keeper[T]) set(session *Session, value T, lastErr error) {
@@ -229,7 +229,7 @@ func backoff(failures int) time.Duration {
 	if shift := failures - 1; shift < 7 {
 		limit = min(limit, backoffBase<<shift)
 	}
-	return rand.N(limit) //nolint:gosec // jitter needs no secrecy
+	return rand.N(limit)
 }
 
 func (k *Keeper[T]) sleep(d time.Duration) bool {
