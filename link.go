@@ -244,8 +244,12 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 	select {
 	case <-a.confirm.Done():
 	case <-ctx.Done():
-		p.abandon(ctx, a)
-		return
+		select {
+		case <-a.confirm.Done(): // both: what is known counts
+		default:
+			p.abandon(ctx, a)
+			return
+		}
 	}
 	returned := a.link.returns.take(a)
 	p.release(a.slots)
@@ -329,7 +333,15 @@ func sizeLimit(reason error) (int64, bool) {
 // was published, rather than for its own reasons or those of the network.
 func refusedPublish(reason error) bool {
 	var e *amqp.Error
-	return errors.As(reason, &e) && e.Server && e.Code != amqp.ConnectionForced
+	if !errors.As(reason, &e) || !e.Server {
+		return false
+	}
+	switch e.Code {
+	case amqp.AccessRefused, amqp.NotFound, amqp.PreconditionFailed, amqp.ContentTooLarge,
+		amqp.FrameError, amqp.SyntaxError, amqp.UnexpectedFrame, amqp.NotImplemented:
+		return true
+	}
+	return false
 }
 
 // refused handles a message over which the broker closed the channel: no other

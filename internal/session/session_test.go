@@ -282,9 +282,9 @@ func TestLogsHaveNoPassword(t *testing.T) {
 func TestRedact(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
-		"amqp://user:pass@host:1234/vhost":      "amqp://host:1234/vhost",
-		"amqps://user:p%40ss@host":              "amqps://host:5671/%2F",
-		"amqp://user:pa#ss@host/":               "(malformed URL)",
+		"amqp://user:pass@host:1234/vhost":        "amqp://host:1234/vhost",
+		"amqps://user:p%40ss@host":                "amqps://host:5671/%2F",
+		"amqp://user:pa#ss@host/":                 "(malformed URL)",
 		"amqp://u:p@[::1]:5672/a%2Fb?heartbeat=5": "amqp://[::1]:5672/a%2Fb",
 	} {
 		got := session.Redact(in)
