@@ -100,16 +100,8 @@ func (c *tally) count(_ context.Context, d *ladder.Delivery) error {
 // more, and checks that every error told the truth.
 func (o *load) check(t *testing.T, c *tally) (duplicates int) {
 	t.Helper()
-	deadline := time.Now().Add(4 * patience)
-	for {
-		missing := o.missing(c)
-		if len(missing) == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			require.Fail(t, "lost", "%d confirmed messages never arrived, such as %s", len(missing), missing[0])
-		}
-		time.Sleep(50 * time.Millisecond) // between two looks at the condition
+	if missing := o.wait(c, 4*patience); len(missing) > 0 {
+		require.Fail(t, "lost", "%d confirmed messages never arrived, such as %s", len(missing), missing[0])
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,6 +125,18 @@ func (o *load) check(t *testing.T, c *tally) (duplicates int) {
 	t.Logf("%d confirmed, %d failed (%d of them unknown), %d attempts in %d sessions; %d arrivals, %d duplicates, none early, at most %v late",
 		len(o.confirmed), len(o.failed), unknown, o.attempts, o.sessions, arrivals, duplicates, c.late.Round(time.Millisecond))
 	return duplicates
+}
+
+// wait waits until all confirmed messages have arrived, and returns those that
+// have not in time.
+func (o *load) wait(c *tally, timeout time.Duration) (missing []string) {
+	for deadline := time.Now().Add(timeout); ; {
+		missing = o.missing(c)
+		if len(missing) == 0 || time.Now().After(deadline) {
+			return missing
+		}
+		time.Sleep(50 * time.Millisecond) // between two looks at the condition
+	}
 }
 
 func (o *load) missing(c *tally) []string {
