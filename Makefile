@@ -3,6 +3,7 @@ GOLANGCI_LINT_VERSION := v2.15.0
 
 GO       ?= go
 FUZZTIME ?= 1m
+SOAKTIME ?= 5m
 # More flags for go test, for example: make test TESTFLAGS='-run TestPublish -v'
 TESTFLAGS ?=
 
@@ -42,8 +43,14 @@ bench: ## run the benchmarks of the pure half
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZTIME (default 1m)
 	@set -e; for target in $$($(GO) test -list '^Fuzz' . | grep '^Fuzz'); do \
-		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) .; \
+		echo "$$target"; \
+		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x .; \
 	done
+
+.PHONY: soak
+soak: ## publish and consume through cut connections for SOAKTIME (default 5m), and look for what grows
+	@scripts/ensure-broker
+	@$(WITHBROKER) $(GO) test -run '^TestSoak$$' -v -timeout 1h -soak $(SOAKTIME) .
 
 .PHONY: golden
 golden: ## write the golden files anew
