@@ -74,11 +74,11 @@ func (o *outcomes) seen() ([]ladder.PublishEvent, []string) {
 
 func TestObserverIsToldOutcomes(t *testing.T) {
 	t.Parallel()
-	l, url, _ := declared(t)
+	l, url := mustLadder(t, ladder.Config{Name: "observed", Levels: 5}), brokertest.VHost(t)
 	o := &outcomes{}
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}, Observer: o})
 	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
-	require.NoError(t, p.PublishDelayed(within(t), "work", 110*time.Millisecond, amqp.Publishing{}))
+	require.NoError(t, p.PublishDelayed(within(t), "work", 11*time.Second, amqp.Publishing{}))
 	require.Error(t, p.PublishDelayed(within(t), "work", time.Hour, amqp.Publishing{}))
 	events, names := o.seen()
 	require.Len(t, events, 3)
@@ -168,8 +168,12 @@ func TestActivePublisherHeals(t *testing.T) {
 
 func TestPublishReturned(t *testing.T) {
 	t.Parallel()
-	l, url, got := declared(t)
+	// Seconds, so that what waits for its turn to be written keeps its level.
+	l, url := mustLadder(t, ladder.Config{Name: "unbound", Levels: 5}), brokertest.VHost(t)
 	ch := openChannel(t, url)
+	require.NoError(t, l.Declare(within(t), ch))
+	declareBound(t, ch, l, "work", "work")
+	got := collect(t, openChannel(t, url), l, "work")
 	unbind := func() {
 		for _, b := range l.Topology().Bindings {
 			if b.Target == ladder.ToExchange {
@@ -185,7 +189,7 @@ func TestPublishReturned(t *testing.T) {
 	// delivery exchange still has its destination.
 	batch := make([]ladder.Message, 60)
 	for i := range batch {
-		batch[i] = ladder.Message{Destination: "work", Delay: time.Duration(i%3) * 10 * time.Millisecond}
+		batch[i] = ladder.Message{Destination: "work", Delay: time.Duration(i%3) * time.Second}
 		batch[i].Publishing.MessageId = "the same for all"
 	}
 	err := passive.PublishBatch(within(t), batch)
@@ -202,9 +206,9 @@ func TestPublishReturned(t *testing.T) {
 	// An active publisher declares again, for the next message.
 	active := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
 	unbind()
-	require.ErrorIs(t, active.PublishDelayed(within(t), "work", 10*time.Millisecond, amqp.Publishing{}), ladder.ErrUnroutable)
+	require.ErrorIs(t, active.PublishDelayed(within(t), "work", time.Second, amqp.Publishing{}), ladder.ErrUnroutable)
 	require.Eventually(t, func() bool {
-		return active.PublishDelayed(within(t), "work", 10*time.Millisecond, amqp.Publishing{}) == nil
+		return active.PublishDelayed(within(t), "work", time.Second, amqp.Publishing{}) == nil
 	}, patience, 10*time.Millisecond)
 }
 
@@ -238,6 +242,22 @@ func TestPublisherConnectionLimit(t *testing.T) {
 	_, err := ladder.NewPublisher(shortly(t), l, ladder.PublisherConfig{URLs: []string{url}})
 	require.ErrorIs(t, err, ladder.ErrAccessRefused)
 	assert.ErrorContains(t, err, "limit")
+}
+
+// TestPriority is refused where quorum queues hold messages back by it.
+func TestPriority(t *testing.T) {
+	t.Parallel()
+	l, url, got := declared(t)
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	err := p.PublishDelayed(within(t), "work", 30*time.Millisecond, amqp.Publishing{Priority: 5})
+	switch version := brokertest.For(t).Broker.Version(); version[:4] {
+	case "4.0.", "4.1.", "4.2.":
+		require.ErrorIs(t, err, ladder.ErrInvalidMessage)
+		assert.ErrorContains(t, err, version)
+	default:
+		require.NoError(t, err)
+		assert.Equal(t, uint8(5), got.waitFor(t, 1)[0].Priority)
+	}
 }
 
 // TestMessageLargerThanTheBrokerTakes costs the channel, and must cost no other
