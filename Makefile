@@ -37,7 +37,7 @@ lint: ## vet, lint and check the format
 	$(GOLANGCI_LINT) fmt --diff
 
 .PHONY: bench
-bench: ## run the benchmarks of the pure half
+bench: ## run the benchmarks of the encoder and of publishing
 	$(GO) test -run '^$$' -bench . -benchmem .
 
 .PHONY: fuzz
