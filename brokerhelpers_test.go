@@ -154,3 +154,15 @@ func waitForCount(tb testing.TB, url, queue string, want int) {
 }
 
 func body(i int) []byte { return fmt.Appendf(nil, "message %d", i) }
+
+// receive receives from a channel, and fails the test if nothing comes.
+func receive[T any](tb testing.TB, ch <-chan T) T {
+	tb.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(patience):
+		require.Fail(tb, "nothing came")
+		panic("unreachable")
+	}
+}

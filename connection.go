@@ -2,9 +2,11 @@ package ladder
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -20,22 +22,25 @@ type ConnectionConfig struct {
 	// name.
 	Name string
 
-	// TLS is used for amqps URLs. Defaults to the system's roots, the URL's
-	// host name, and the certificate files named in the URL's parameters.
+	// TLS is used for amqps URLs, instead of the certificate files that the URL's
+	// parameters can name. Defaults to those, the system's roots and the URL's
+	// host name.
 	TLS *tls.Config
 
 	// SASL returns the mechanisms to log in with. It is called for each
-	// connection, so that it can return credentials that have changed.
-	// Defaults to PLAIN with the URL's user and password.
-	SASL func() []amqp.Authentication
+	// connection, so that it can fetch credentials that have changed; an error
+	// is like one of the connection. Its context ends after DialTimeout. Defaults to
+	// PLAIN with the URL's user and password.
+	SASL func(context.Context) ([]amqp.Authentication, error)
 
 	// Heartbeat is the interval proposed to the broker, at least one second.
-	// A peer that is silent for about two of them is given up. Defaults to 10
-	// seconds.
+	// A peer that is silent for one and a half of them is given up. A
+	// heartbeat parameter in the URL wins. Defaults to 10 seconds.
 	Heartbeat time.Duration
 
 	// DialTimeout bounds connecting to one URL, the TLS and AMQP handshakes
-	// included. Defaults to 10 seconds.
+	// included; a connection_timeout parameter in the URL is not looked at.
+	// Defaults to 10 seconds.
 	DialTimeout time.Duration
 
 	// WriteTimeout bounds each write to the connection; a peer that does not
@@ -58,7 +63,7 @@ func (c ConnectionConfig) session(urls []string, name string) (session.Config, e
 		}
 	}
 	s := session.Config{
-		URLs:         urls,
+		URLs:         slices.Clone(urls),
 		TLS:          c.TLS,
 		SASL:         c.SASL,
 		Name:         cmp.Or(c.Name, name),

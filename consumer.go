@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,8 +57,8 @@ type ConsumerConfig struct {
 	// combined with Destinations, QueueType or QueueArguments.
 	Passive bool
 
-	// Concurrency is the number of handlers that run at the same time.
-	// Defaults to 10.
+	// Concurrency is the number of handlers that run at the same time. One
+	// that goes on after its connection was lost counts. Defaults to 10.
 	Concurrency int
 
 	// Prefetch is the most messages that the broker hands over before they are
@@ -70,8 +70,9 @@ type ConsumerConfig struct {
 	// Defaults to one second.
 	RequeueDelay time.Duration
 
-	// ShutdownTimeout is how long Run waits for handlers after its context has
-	// ended. Defaults to 30 seconds.
+	// ShutdownTimeout is how long Run goes on after its context has ended, to
+	// give messages back and to wait for handlers. Closing the connection takes up to
+	// five seconds more. Defaults to 30 seconds.
 	ShutdownTimeout time.Duration
 
 	// Logger gets what happens to the connection, and the errors of handlers.
@@ -83,20 +84,9 @@ type ConsumerConfig struct {
 }
 
 var (
-	// ErrRunning is returned by [Consumer.Run] when it has been called before.
-	ErrRunning = errors.New("ladder: Run was called before")
-
-	// ErrShutdownTimeout is returned by [Consumer.Run] when handlers were still
-	// at work ShutdownTimeout after its context had ended. Their
-	// messages went back into the queue.
-	ErrShutdownTimeout = errors.New("ladder: handlers did not end in time")
-
-	// ErrSettledByRun is returned by the Ack, Nack and Reject of a [Delivery]
-	// in a [Handler]: Run settles the message by what the handler returns.
-	ErrSettledByRun = errors.New("ladder: Run settles the message, by what the handler returns")
+	errConsumerCancelled = errors.New("the broker cancelled the consumer")
+	errHandlerExited     = errors.New("ladder: the handler ended its goroutine (runtime.Goexit)")
 )
-
-var errConsumerCancelled = errors.New("the broker cancelled the consumer")
 
 // withDefaults returns the checked configuration with the defaults filled in.
 func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
@@ -109,9 +99,10 @@ func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
 	c.RequeueDelay = cmp.Or(c.RequeueDelay, time.Second)
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 30*time.Second)
 	c.Logger = orSilent(c.Logger)
+	if err := checkQueueName("Queue", c.Queue); err != nil {
+		return c, err
+	}
 	switch {
-	case c.Queue == "" || len(c.Queue) > maxShortString:
-		return c, invalidConfig("Queue", fmt.Sprintf("%q", c.Queue), "must have 1 to %d bytes", maxShortString)
 	case c.QueueType != Quorum && c.QueueType != Classic:
 		return c, invalidConfig("QueueType", fmt.Sprintf("%q", c.QueueType), "must be %q or %q", Quorum, Classic)
 	case c.Concurrency < 1:
@@ -123,12 +114,34 @@ func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
 	case c.ShutdownTimeout < 0:
 		return c, invalidConfig("ShutdownTimeout", c.ShutdownTimeout, "must be positive")
 	}
+	c.Destinations = slices.Clone(c.Destinations)
 	for _, destination := range c.Destinations {
 		if err := l.checkDestination(destination); err != nil {
 			return c, fmt.Errorf("%w: Destinations: %w", ErrInvalidConfig, err)
 		}
 	}
+	arguments, err := c.allArguments()
+	if err != nil {
+		return c, err
+	}
+	c.QueueArguments = arguments
 	return c, nil
+}
+
+// allArguments returns a copy of the queue's arguments with the defaults.
+func (c ConsumerConfig) allArguments() (map[string]any, error) {
+	arguments := map[string]any{"x-queue-type": string(c.QueueType)}
+	if c.QueueType == Quorum {
+		arguments["x-delivery-limit"] = int64(math.MaxInt32)
+	}
+	for key, value := range c.QueueArguments {
+		copied, err := copyField(value, maxDepth)
+		if err != nil {
+			return nil, invalidConfig("QueueArguments", key, "%w", err)
+		}
+		arguments[key] = copied
+	}
+	return arguments, nil
 }
 
 // A Consumer handles the messages of one queue.
@@ -166,7 +179,7 @@ func (c *Consumer) Ready() <-chan struct{} { return c.ready }
 // for the handlers at work, and returns nil, or [ErrShutdownTimeout].
 //
 // It returns an error at once if the broker refuses the first connection for what
-// does not change by itself, as [NewPublisher] does, and [ErrRunning] when called a second time.
+// does not change by itself, as [NewPublisher] does, and [ErrRunTwice] when called a second time.
 // If ctx ends before there is any connection the error wraps [ErrNotConnected].
 //
 // A message is acknowledged after its handler has returned nil, never before. So it is
@@ -174,23 +187,32 @@ func (c *Consumer) Ready() <-chan struct{} { return c.ready }
 // acknowledgement did not get through.
 func (c *Consumer) Run(ctx context.Context, handler Handler) error {
 	if !c.running.CompareAndSwap(false, true) {
-		return ErrRunning
+		return ErrRunTwice
 	}
 	keeper, err := session.Keep(ctx, c.connection, c.config.Logger, sessionEvents(c.connection.Name, c.config.Observer), c.setup)
 	if err != nil {
 		return connectError(err)
 	}
 	handlers := &pool{slots: make(chan struct{}, c.config.Concurrency)}
+	var last *subscription
 	for ctx.Err() == nil {
 		s, err := keeper.Current(ctx)
 		if err != nil {
 			break // ctx has ended
 		}
+		last = s
 		c.readyOnce.Do(func() { close(c.ready) })
-		if err := c.consume(ctx, s, handler, handlers); err != nil {
-			_ = keeper.Close(ctx) // ctx has ended, so this cuts the session off
-			return err
-		}
+		c.consume(ctx, s, handler, handlers)
+	}
+	// All that is left to do shares one ShutdownTimeout.
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.ShutdownTimeout)
+	defer cancel()
+	if last != nil {
+		c.stop(closing, last)
+	}
+	if !handlers.wait(closing) {
+		_ = keeper.Close(ctx) // ctx has ended, so this cuts the session off
+		return ErrShutdownTimeout
 	}
 	return keeper.Close(context.WithoutCancel(ctx))
 }
@@ -208,19 +230,9 @@ func (p *pool) run(f func()) {
 	})
 }
 
-// wait waits until no handler is at work; it returns false when time is over
-// first.
-func (p *pool) wait(timeout time.Duration) bool {
-	idle := make(chan struct{})
-	go func() { p.work.Wait(); close(idle) }()
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-	select {
-	case <-idle:
-		return true
-	case <-timer.C:
-		return false
-	}
+// wait waits until no handler is at work; it returns false if ctx ends first.
+func (p *pool) wait(ctx context.Context) bool {
+	return await(ctx, func() error { p.work.Wait(); return nil }) == nil
 }
 
 // A subscription is what a consumer makes of a session.
@@ -251,22 +263,13 @@ func (c *Consumer) declare(ctx context.Context, s *session.Session) error {
 	if err := s.Do(ctx, func(ch *amqp.Channel) error { return c.ladder.Declare(ctx, ch) }); err != nil {
 		return err
 	}
-	queue := Queue{Name: c.config.Queue, Arguments: c.queueArguments()}
+	queue := Queue{Name: c.config.Queue, Arguments: c.config.QueueArguments}
 	if err := s.Do(ctx, func(ch *amqp.Channel) error {
 		return run(ctx, []step{{"declare queue " + queue.Name, func() error { return declareQueue(ch, queue) }}})
 	}); err != nil {
 		return err
 	}
-	// Each on a channel of its own: one that the broker refuses, as it can by a
-	// topic permission, closes its channel and must not keep the others from
-	// being bound.
-	var errs []error
-	for _, destination := range c.config.Destinations {
-		errs = append(errs, s.Do(ctx, func(ch *amqp.Channel) error {
-			return c.ladder.Bind(ctx, ch, queue.Name, destination)
-		}))
-	}
-	err := errors.Join(errs...)
+	err := c.ladder.bindEach(ctx, s, queue.Name, c.config.Destinations)
 	if err != nil && s.Generation > 1 {
 		c.config.Logger.Error("ladder: binding failed", "queue", queue.Name, "error", err)
 		return nil
@@ -274,59 +277,45 @@ func (c *Consumer) declare(ctx context.Context, s *session.Session) error {
 	return err
 }
 
-func (c *Consumer) queueArguments() map[string]any {
-	arguments := map[string]any{"x-queue-type": string(c.config.QueueType)}
-	if c.config.QueueType == Quorum {
-		arguments["x-delivery-limit"] = int64(math.MaxInt32)
-	}
-	maps.Copy(arguments, c.config.QueueArguments)
-	return arguments
-}
-
-// consume handles the messages of one session until it ends or ctx does. After
-// the latter it returns when the handlers have: nil, or ErrShutdownTimeout.
-func (c *Consumer) consume(ctx context.Context, s *subscription, handler Handler, handlers *pool) error {
+// consume handles the messages of one session until it or ctx ends.
+func (c *Consumer) consume(ctx context.Context, s *subscription, handler Handler, handlers *pool) {
 	handling, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
 	go func() {
 		<-s.session.Done()
 		cancel()
 	}()
-	for ctx.Err() == nil {
+	for {
 		select {
 		case d, open := <-s.deliveries:
 			if !open {
 				// The session has ended, or the broker has cancelled the consumer
 				// because its queue was deleted: the next session declares it.
-				s.session.Drop(errConsumerCancelled)
+				if !s.session.Channel.IsClosed() {
+					s.session.Drop(errConsumerCancelled)
+				}
 				<-s.session.Done()
-				return nil
+				return
 			}
 			select {
 			case handlers.slots <- struct{}{}:
 				handlers.run(func() { c.handle(ctx, handling, s, d, handler) })
 			case <-ctx.Done():
 				c.settle(s, d, d.Nack(false, true))
+				return
 			case <-s.session.Done():
-				return nil
+				return
 			}
 		case <-ctx.Done():
+			return
 		case <-s.session.Done():
-			return nil
+			return
 		}
 	}
-	c.stop(ctx, s)
-	if !handlers.wait(c.config.ShutdownTimeout) {
-		return ErrShutdownTimeout
-	}
-	return nil
 }
 
 // stop makes the broker send no more messages, and gives back those that are
 // here already.
 func (c *Consumer) stop(ctx context.Context, s *subscription) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.ShutdownTimeout)
-	defer cancel()
 	if err := s.session.Call(ctx, func() error { return s.session.Channel.Cancel(s.tag, false) }); err != nil {
 		c.config.Logger.Warn("ladder: cancelling the consumer failed", "queue", c.config.Queue, "error", err)
 		return // its session ends, and the broker takes the messages back
@@ -340,7 +329,13 @@ func (c *Consumer) stop(ctx context.Context, s *subscription) {
 func (c *Consumer) handle(ctx, handling context.Context, s *subscription, raw amqp.Delivery, handler Handler) {
 	d := c.ladder.ParseDelivery(raw)
 	d.Acknowledger = disarmed{}
-	if err := call(handling, handler, d); err != nil {
+	err := errHandlerExited
+	// Deferred, because a handler can end the goroutine: a test's FailNow does.
+	defer func() {
+		if err == nil {
+			c.settle(s, raw, raw.Ack(false))
+			return
+		}
 		c.config.Logger.Error("ladder: handler failed, message goes back into its queue",
 			"queue", c.config.Queue, "destination", d.Destination, "message", d.MessageId, "error", err)
 		select {
@@ -349,9 +344,8 @@ func (c *Consumer) handle(ctx, handling context.Context, s *subscription, raw am
 		case <-ctx.Done():
 		}
 		c.settle(s, raw, raw.Nack(false, true))
-		return
-	}
-	c.settle(s, raw, raw.Ack(false))
+	}()
+	err = call(handling, handler, d)
 }
 
 // call runs the handler; a panic in it is an error.

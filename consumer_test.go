@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -98,11 +99,12 @@ func TestConsumerPutsBackWhatFails(t *testing.T) {
 			case n > failures:
 				close(done)
 				return nil
-			case n%2 == 0:
+			case n%3 == 0:
 				panic("a handler's panic")
-			default:
-				return errors.New("a handler's error")
+			case n%3 == 1:
+				runtime.Goexit()
 			}
+			return errors.New("a handler's error")
 		})
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
 	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
@@ -130,7 +132,7 @@ func TestConsumerSettlesItself(t *testing.T) {
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
 	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
 	for range 3 {
-		require.ErrorIs(t, <-errs, ladder.ErrSettledByRun)
+		require.ErrorIs(t, receive(t, errs), ladder.ErrSettledByRun)
 	}
 	require.NoError(t, stop())
 	assert.Zero(t, messageCount(t, url, "work"))
@@ -182,7 +184,7 @@ func TestConsumerDrainsOnShutdown(t *testing.T) {
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
 	require.NoError(t, p.PublishBatch(within(t), make20(t)))
 	for range 3 {
-		<-begun
+		receive(t, begun)
 	}
 	result := make(chan error, 1)
 	go func() { result <- stop() }()
@@ -194,9 +196,88 @@ func TestConsumerDrainsOnShutdown(t *testing.T) {
 	default:
 	}
 	close(release)
-	require.NoError(t, <-result)
+	require.NoError(t, receive(t, result))
 	assert.Equal(t, int64(3), handled.Load())
 	waitForCount(t, url, "work", 17)
+}
+
+// TestConsumerLosesItsConnection cuts the connection while a handler is at work.
+func TestConsumerLosesItsConnection(t *testing.T) {
+	t.Parallel()
+	l, direct := small(t), brokertest.VHost(t)
+	proxy, through := proxied(t, direct)
+	type call struct {
+		body string
+		ctx  context.Context
+	}
+	calls, release := make(chan call, 10), make(chan struct{})
+	stop := start(t, l, ladder.ConsumerConfig{URLs: []string{through}, Connection: impatient, Queue: "work", Destinations: []string{"work"}, Concurrency: 2, Prefetch: 2},
+		func(ctx context.Context, d *ladder.Delivery) error {
+			calls <- call{string(d.Body), ctx}
+			<-release
+			return nil
+		})
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{direct}})
+	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{Body: []byte("first")}))
+	first := receive(t, calls)
+	proxy.Cut()
+	<-first.ctx.Done() // that the session was lost
+	again := receive(t, calls)
+	assert.Equal(t, "first", again.body, "the broker gives it to someone else")
+	require.NoError(t, again.ctx.Err())
+	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{Body: []byte("second")}))
+	// The late acknowledgement of the first call must not be taken for one of
+	// the second message.
+	close(release)
+	assert.Equal(t, "second", receive(t, calls).body)
+	waitForCount(t, direct, "work", 0)
+	require.NoError(t, stop())
+	assert.Zero(t, messageCount(t, direct, "work"))
+}
+
+// TestConsumerWaitsForHandlersOfALostSession ends Run's context while there is
+// no connection.
+func TestConsumerWaitsForHandlersOfALostSession(t *testing.T) {
+	t.Parallel()
+	for name, timeout := range map[string]time.Duration{"in time": patience, "too late": 200 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, direct := small(t), brokertest.VHost(t)
+			proxy, through := proxied(t, direct)
+			begun, release, ended := make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+			stop := start(t, l, ladder.ConsumerConfig{URLs: []string{through}, Connection: impatient, Queue: "work", Destinations: []string{"work"}, ShutdownTimeout: timeout},
+				func(context.Context, *ladder.Delivery) error {
+					begun <- struct{}{}
+					<-release
+					close(ended)
+					return nil
+				})
+			p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{direct}})
+			require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
+			receive(t, begun)
+			proxy.Refuse()
+			proxy.Cut()
+			result := make(chan error, 1)
+			go func() { result <- stop() }()
+			if timeout < patience {
+				require.ErrorIs(t, receive(t, result), ladder.ErrShutdownTimeout)
+				close(release)
+				return
+			}
+			select {
+			case err := <-result:
+				require.Fail(t, "Run did not wait", "%v", err)
+			case <-time.After(300 * time.Millisecond): // for what must not happen
+			}
+			close(release)
+			require.NoError(t, receive(t, result))
+			select {
+			case <-ended:
+			default:
+				require.Fail(t, "Run did not wait for the handler's end")
+			}
+		})
+	}
 }
 
 func TestConsumerShutdownTimeout(t *testing.T) {
@@ -212,9 +293,9 @@ func TestConsumerShutdownTimeout(t *testing.T) {
 		})
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
 	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
-	<-begun
+	receive(t, begun)
 	require.ErrorIs(t, stop(), ladder.ErrShutdownTimeout)
-	require.ErrorIs(t, <-ended, context.Canceled)
+	require.ErrorIs(t, receive(t, ended), context.Canceled)
 	waitForCount(t, url, "work", 1)
 }
 
@@ -232,7 +313,7 @@ func TestConsumerRunErrors(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, c.Run(ctx, nothing), ladder.ErrNotConnected)
-		require.ErrorIs(t, c.Run(t.Context(), nothing), ladder.ErrRunning)
+		require.ErrorIs(t, c.Run(t.Context(), nothing), ladder.ErrRunTwice)
 	})
 	t.Run("wrong password", func(t *testing.T) {
 		t.Parallel()
@@ -296,9 +377,10 @@ func TestConsumerClassicQueueWithArguments(t *testing.T) {
 	t.Parallel()
 	l, url := small(t), brokertest.VHost(t)
 	start(t, l, ladder.ConsumerConfig{
-		URLs: []string{url}, Queue: "work", QueueType: ladder.Classic, QueueArguments: map[string]any{"x-max-priority": int64(5)},
+		URLs: []string{url}, Queue: "work", QueueType: ladder.Classic, QueueArguments: map[string]any{"x-expires": 60 * 24 * 3600 * 1000},
 	}, func(context.Context, *ladder.Delivery) error { return nil })
-	_, err := openChannel(t, url).QueueDeclare("work", true, false, false, false, amqp.Table{"x-queue-type": "classic", "x-max-priority": int64(5)})
+	// An int is sent as it is, not cut to 32 bits.
+	_, err := openChannel(t, url).QueueDeclare("work", true, false, false, false, amqp.Table{"x-queue-type": "classic", "x-expires": int64(60 * 24 * 3600 * 1000)})
 	require.NoError(t, err)
 }
 
@@ -313,6 +395,9 @@ func TestConsumerConfigRefuses(t *testing.T) {
 		"no URL":                  {ladder.ConsumerConfig{Queue: "q"}, "URLs"},
 		"no queue":                {ladder.ConsumerConfig{URLs: urls}, "Queue"},
 		"a long queue":            {ladder.ConsumerConfig{URLs: urls, Queue: strings.Repeat("q", 256)}, "Queue"},
+		"a queue of two lines":    {ladder.ConsumerConfig{URLs: urls, Queue: "a\nb"}, "control characters"},
+		"a queue not in UTF-8":    {ladder.ConsumerConfig{URLs: urls, Queue: "\xff"}, "UTF-8"},
+		"an argument AMQP lacks":  {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{"x-expires": time.Hour}}, "x-expires"},
 		"another queue type":      {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueType: "stream"}, "QueueType"},
 		"negative concurrency":    {ladder.ConsumerConfig{URLs: urls, Queue: "q", Concurrency: -1}, "Concurrency -1"},
 		"a huge prefetch":         {ladder.ConsumerConfig{URLs: urls, Queue: "q", Prefetch: 65536}, "Prefetch 65536"},

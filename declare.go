@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/rabbitladder/ladder/internal/session"
 )
 
 // The methods in this file run on a channel that the caller gives. AMQP 0-9-1
@@ -26,7 +28,9 @@ import (
 //
 // Its errors are a [*TopologyMismatchError] where an object exists with other
 // arguments, one that wraps [ErrAccessRefused], the context's, or the
-// channel's.
+// channel's. After an error the channel is of no more use. If ctx ends during a call to
+// the broker, Declare returns and leaves the call to end with its channel: close
+// the connection. The same goes for Verify, Bind, Unbind and Remove.
 func (l *Ladder) Declare(ctx context.Context, ch *amqp.Channel) error {
 	t := l.Topology()
 	var steps []step
@@ -85,6 +89,17 @@ func (l *Ladder) Bind(ctx context.Context, ch *amqp.Channel, queue string, desti
 	return l.eachBinding(ctx, "bind", queue, destinations, func(key string) error {
 		return ch.QueueBind(queue, key, l.delivery, false, nil)
 	})
+}
+
+// bindEach is Bind with a channel for each destination: one that the broker
+// refuses, as it can by a topic permission, closes its channel and does not keep
+// the others from being bound.
+func (l *Ladder) bindEach(ctx context.Context, s *session.Session, queue string, destinations []string) error {
+	var errs []error
+	for _, destination := range destinations {
+		errs = append(errs, s.Do(ctx, func(ch *amqp.Channel) error { return l.Bind(ctx, ch, queue, destination) }))
+	}
+	return errors.Join(errs...)
 }
 
 // Unbind undoes [Ladder.Bind]. What falls due for the destinations afterwards is
@@ -223,6 +238,7 @@ func declareQueue(ch *amqp.Channel, q Queue) error {
 // declareBindings waits for the broker's answer to the last binding alone, as
 // it does them in order: a ladder has hundreds, and the broker may be far away.
 func declareBindings(ch *amqp.Channel, bindings []Binding) error {
+	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
 	for i, b := range bindings {
 		noWait := i < len(bindings)-1
 		var err error
@@ -230,6 +246,12 @@ func declareBindings(ch *amqp.Channel, bindings []Binding) error {
 			err = ch.ExchangeBind(b.Destination, b.Key, b.Source, noWait, nil)
 		} else {
 			err = ch.QueueBind(b.Destination, b.Key, b.Source, noWait, nil)
+		}
+		if errors.Is(err, amqp.ErrClosed) {
+			// The refusal of an earlier one has come in between.
+			if reason := <-closed; reason != nil {
+				return reason
+			}
 		}
 		if err != nil {
 			return err

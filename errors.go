@@ -54,7 +54,9 @@ var (
 
 	// ErrNacked is wrapped when the broker answered basic.nack and still did
 	// when time ran out: it could not take responsibility for the message, as
-	// when a length limit, set by a policy, makes a level queue reject it.
+	// when a length limit, set by a policy, makes a level queue reject it. With
+	// no delay, or on classic queues, it comes with [ErrOutcomeUnknown]: of
+	// several queues one can have taken the message.
 	ErrNacked = errors.New("ladder: nacked by the broker")
 
 	// ErrUnroutable is wrapped when the broker returned the message: the
@@ -77,8 +79,20 @@ var (
 	// or not.
 	ErrOutcomeUnknown = errors.New("ladder: outcome unknown")
 
-	// ErrClosed is wrapped when the Publisher or Consumer has been closed.
-	ErrClosed = errors.New("ladder: closed")
+	// ErrClosed is wrapped when the Publisher has been closed.
+	ErrClosed = errors.New("ladder: publisher closed")
+
+	// ErrRunTwice is returned by [Consumer.Run] when it has been called before.
+	ErrRunTwice = errors.New("ladder: Run was called before")
+
+	// ErrShutdownTimeout is returned by [Consumer.Run] when handlers were still
+	// at work ShutdownTimeout after its context had ended. Their
+	// messages went back into the queue.
+	ErrShutdownTimeout = errors.New("ladder: handlers did not end in time")
+
+	// ErrSettledByRun is returned by the Ack, Nack and Reject of a [Delivery]
+	// in a [Handler]: Run settles the message by what the handler returns.
+	ErrSettledByRun = errors.New("ladder: Run settles the message, by what the handler returns")
 )
 
 // A DelayTooLongError says that a delay is beyond the ladder's horizon. Nothing was
@@ -99,7 +113,7 @@ func (e *DelayTooLongError) Error() string {
 func (e *DelayTooLongError) Unwrap() error { return ErrDelayTooLong }
 
 func invalidConfig(field string, value any, rule string, args ...any) error {
-	return fmt.Errorf("%w: %s %v: %s", ErrInvalidConfig, field, value, fmt.Sprintf(rule, args...))
+	return fmt.Errorf("%w: %s %v: %w", ErrInvalidConfig, field, value, fmt.Errorf(rule, args...))
 }
 
 // A PublishError is the outcome of a message that was not confirmed. It wraps
@@ -175,16 +189,14 @@ func (e *BatchError) Unwrap() []error {
 	return errs
 }
 
-// connectError adds the sentinel for what kept a first session from coming up.
+// connectError adds the sentinels for what kept a first session from coming up.
 func connectError(err error) error {
-	var refused *amqp.Error
-	switch {
-	case errors.Is(err, ErrAccessRefused), errors.Is(err, ErrTopologyMissing):
-		return err
-	case errors.As(err, &refused) && (refused.Code == amqp.AccessRefused || refused.Code == amqp.NotAllowed):
-		return fmt.Errorf("%w: %w", ErrAccessRefused, err)
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%w: %w", ErrNotConnected, err)
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", ErrNotConnected, err)
 	}
-	return err
+	refused, ok := errors.AsType[*amqp.Error](err)
+	if ok && (refused.Code == amqp.AccessRefused || refused.Code == amqp.NotAllowed) && !errors.Is(err, ErrAccessRefused) {
+		err = fmt.Errorf("%w: %w", ErrAccessRefused, err)
+	}
+	return fmt.Errorf("ladder: connect: %w", err)
 }

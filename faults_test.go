@@ -3,6 +3,7 @@ package ladder_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/url"
@@ -72,6 +73,11 @@ func TestNetworkFaults(t *testing.T) {
 	closePublisher(t, p)
 	duplicates := o.check(t, &c)
 	t.Logf("faults: %v", faults)
+	for kind, n := range faults {
+		assert.Positive(t, n, kind)
+	}
+	assert.Len(t, faults, 7)
+	assert.Greater(t, o.sessions, 4, "the faults were felt")
 	assert.LessOrEqual(t, duplicates, o.repeats())
 	assert.Empty(t, o.failed, "every message had the time to be sent again")
 	require.NoError(t, stop())
@@ -80,7 +86,7 @@ func TestNetworkFaults(t *testing.T) {
 // fireFaults makes faults of all kinds until done, and returns how many of
 // each.
 func fireFaults(proxy *brokertest.FaultProxy, done <-chan struct{}) map[string]int {
-	fired := map[string]int{}
+	fired := map[string]int{"slow": 0, "cut": 0}
 	hold := func(most time.Duration) {
 		select {
 		case <-time.After(rand.N(most)):
@@ -234,7 +240,7 @@ func TestStalledConnection(t *testing.T) {
 	go func() { publishing.Wait(); close(ended) }()
 	select {
 	case <-ended:
-	case <-time.After(patience):
+	case <-time.After(patience / 4): // far below WriteTimeout
 		require.Fail(t, "a publish hangs")
 	}
 	closing, cancelClosing := context.WithTimeout(t.Context(), time.Second)
@@ -243,9 +249,53 @@ func TestStalledConnection(t *testing.T) {
 	go func() { _ = p.Close(closing); close(closed) }()
 	select {
 	case <-closed:
-	case <-time.After(patience):
+	case <-time.After(patience / 4):
 		require.Fail(t, "Close hangs")
 	}
+}
+
+// TestConfirmTimeout leaves a publisher with a broker that takes everything and
+// answers nothing, heartbeats included.
+func TestConfirmTimeout(t *testing.T) {
+	t.Parallel()
+	l, direct := faultLadder(t), brokertest.VHost(t)
+	proxy, through := proxied(t, direct)
+	patient := impatient
+	patient.Heartbeat = time.Hour
+	o := &outcomes{}
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{through}, Connection: patient, ConfirmTimeout: 500 * time.Millisecond, Observer: o})
+	proxy.Stall(brokertest.Downstream)
+	result := make(chan error, 1)
+	go func() { result <- p.PublishDelayed(within(t), "work", time.Second, amqp.Publishing{}) }()
+	require.Eventually(t, func() bool { _, names := o.seen(); return slices.Contains(names, "lost") }, patience, 10*time.Millisecond)
+	proxy.Pass()
+	require.NoError(t, receive(t, result), "the next session has it")
+}
+
+// TestBatchAtItsDeadline ends a batch's time when all messages but the first, whose
+// queue does not answer, have been confirmed: these must be reported as such.
+func TestBatchAtItsDeadline(t *testing.T) {
+	t.Parallel()
+	broker := brokertest.Private(t)
+	l := mustLadder(t, ladder.Config{Name: "deadline", Unit: time.Hour, Levels: 3, QueueType: ladder.Classic})
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{broker.AMQPURL()}, ConfirmTimeout: time.Hour})
+	suspend := fmt.Sprintf(`{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<%q>>)), sys:suspend(amqqueue:get_pid(Q)).`, l.Level(2))
+	_, err := broker.Ctl(within(t), "eval", suspend)
+	require.NoError(t, err)
+
+	const messages = 500
+	batch := []ladder.Message{{Destination: "work", Delay: 4 * time.Hour}}
+	for range messages {
+		batch = append(batch, ladder.Message{Destination: "work", Delay: time.Hour})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var failed *ladder.BatchError
+	require.ErrorAs(t, p.PublishBatch(ctx, batch), &failed)
+	require.Equal(t, 1, len(failed.Failed), "messages failed") //nolint:testifylint // Len would print them all
+	assert.Equal(t, 0, failed.Failed[0].Index)
+	require.ErrorIs(t, failed.Failed[0].Err, ladder.ErrOutcomeUnknown)
+	assert.Equal(t, messages, messageCount(t, broker.AMQPURL(), l.Level(0)))
 }
 
 // TestNoRepublish loses the connection with messages in flight.
@@ -258,21 +308,21 @@ func TestNoRepublish(t *testing.T) {
 		opts   []ladder.PublishOption
 	}{
 		{config: ladder.PublisherConfig{NoRepublish: true}},
-		{opts: []ladder.PublishOption{ladder.NoRepublish()}},
+		{opts: []ladder.PublishOption{ladder.Republish(false)}},
 	} {
 		c.config.URLs, c.config.Connection = []string{through}, impatient
 		p := newPublisher(t, l, c.config)
 		proxy.Stall(brokertest.Downstream) // the broker's confirm does not come
 		result := make(chan error, 1)
 		go func() { result <- p.PublishDelayed(within(t), "work", time.Second, amqp.Publishing{}, c.opts...) }()
-		select {
-		case err := <-result: // the heartbeat finds out
-			require.ErrorIs(t, err, ladder.ErrOutcomeUnknown)
-			assert.False(t, ladder.SafeToRetry(err))
-			assert.Equal(t, ladder.KindUnknown, ladder.KindOf(err))
-		case <-time.After(patience):
-			require.Fail(t, "a publish hangs")
-		}
+		err := receive(t, result) // the heartbeat finds out
+		require.ErrorIs(t, err, ladder.ErrOutcomeUnknown)
+		require.NotErrorIs(t, err, context.DeadlineExceeded, "not by its deadline")
+		assert.False(t, ladder.SafeToRetry(err))
+		assert.Equal(t, ladder.KindUnknown, ladder.KindOf(err))
+		var publish *ladder.PublishError
+		require.ErrorAs(t, err, &publish)
+		assert.Equal(t, 1, publish.Attempts)
 		proxy.Cut()
 		proxy.Pass()
 		require.NoError(t, p.PublishDelayed(within(t), "work", time.Second, amqp.Publishing{}, c.opts...), "the next session works")

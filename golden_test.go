@@ -144,7 +144,7 @@ func oracleColumns(t *testing.T, levelsText, unitText, delayText, destination, m
 	case o.tooLong(delay):
 		return fails("ladder: delay too long: " + delayText + " ")
 	case destination == "*" || destination == "a.#" || len(destination)+2*levels > 255:
-		return fails("ladder: invalid destination " + strconv.Quote(destination) + ": ")
+		return fails("ladder: invalid destination " + strconv.Quote(destination[:min(len(destination), 40)]))
 	}
 	units := o.units(delay)
 	return []string{o.exchange(units), o.key(units, destination), units.String(), strconv.Itoa(o.hops(units)), "-"}

@@ -156,13 +156,11 @@ func New(config Config) (*Ladder, error) {
 }
 
 func (c Config) validate() error {
-	switch {
-	case strings.HasPrefix(c.Name+".", "amq."):
+	if strings.HasPrefix(c.Name+".", "amq.") {
 		return invalidConfig("Name", strconv.Quote(c.Name), `names that start with "amq." are reserved by AMQP`)
-	case !utf8.ValidString(c.Name):
-		return invalidConfig("Name", strconv.Quote(c.Name), "must be valid UTF-8")
-	case strings.ContainsFunc(c.Name, unicode.IsControl):
-		return invalidConfig("Name", strconv.Quote(c.Name), "must have no control characters")
+	}
+	if err := checkCharacters("Name", c.Name); err != nil {
+		return err
 	}
 	if err := validateUnit(c.Unit); err != nil {
 		return err
@@ -182,6 +180,26 @@ func (c Config) validate() error {
 		return invalidConfig("Layout", strconv.Quote(string(c.Layout)), "must be %q or %q", Direct, Chain)
 	}
 	return nil
+}
+
+// checkCharacters refuses a name that RabbitMQ would change or choke on: it
+// removes line ends, and closes the connection over what is not UTF-8.
+func checkCharacters(field, name string) error {
+	switch {
+	case !utf8.ValidString(name):
+		return invalidConfig(field, strconv.Quote(name), "must be valid UTF-8")
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return invalidConfig(field, strconv.Quote(name), "must have no control characters")
+	}
+	return nil
+}
+
+// checkQueueName refuses a name that a queue of a user's cannot have.
+func checkQueueName(field, name string) error {
+	if name == "" || len(name) > maxShortString {
+		return invalidConfig(field, strconv.Quote(name), "must have 1 to %d bytes", maxShortString)
+	}
+	return checkCharacters(field, name)
 }
 
 func validateUnit(unit time.Duration) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,7 +28,6 @@ type link struct {
 	// unsettled counts messages that were written and have no answer from the
 	// broker. At the session's end it is the number whose outcome is unknown.
 	unsettled atomic.Int64
-	answers   atomic.Int64
 	healing   atomic.Bool
 }
 
@@ -68,7 +68,8 @@ func newLink(s *session.Session, l *Ladder, maxInFlight int, confirmTimeout time
 func (k *link) write(confirmTimeout time.Duration) {
 	ticker := time.NewTicker(confirmTimeout / silentTicks)
 	defer ticker.Stop()
-	silent, seen := 0, int64(0)
+	silent := 0
+	var open []*amqp.DeferredConfirmation
 	for {
 		select {
 		case a := <-k.queue:
@@ -76,10 +77,14 @@ func (k *link) write(confirmTimeout time.Duration) {
 				return
 			}
 			k.publish(a)
+			if a.confirm != nil {
+				open = append(open, a.confirm)
+			}
 		case <-ticker.C:
-			answers := k.answers.Load()
-			if answers != seen || k.unsettled.Load() == 0 || k.blocked() != nil {
-				silent, seen = 0, answers
+			written := len(open)
+			open = slices.DeleteFunc(open, isResolved)
+			if len(open) < written || len(open) == 0 || k.blocked() != nil {
+				silent = 0
 				continue
 			}
 			// One more, since a message can have been written just before the
@@ -96,10 +101,13 @@ func (k *link) write(confirmTimeout time.Duration) {
 
 const silentTicks = 4
 
-// answered counts the broker's answer to a message.
-func (k *link) answered() {
-	k.answers.Add(1)
-	k.unsettled.Add(-1)
+func isResolved(confirm *amqp.DeferredConfirmation) bool {
+	select {
+	case <-confirm.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 func (k *link) waitUnblocked() bool {
@@ -193,27 +201,29 @@ func (p *Publisher) start(ctx context.Context, out *outgoing, slots int) *attemp
 	if err != nil {
 		p.release(slots)
 		if errors.Is(err, session.ErrClosed) {
-			p.finish(out, ErrClosed)
+			p.finish(ctx, out, ErrClosed)
 		}
 		return nil
 	}
 	if err := cmp.Or(p.checkSize(out), k.check(out)); err != nil {
 		p.release(slots)
-		p.finish(out, err)
+		p.finish(ctx, out, err)
 		return nil
 	}
-	out.attempts++
+	if ctx.Err() != nil { // select would take its chance
+		p.release(slots)
+		return nil
+	}
 	a := &attempt{outgoing: out, link: k, slots: slots, written: make(chan struct{})}
 	select {
 	case k.queue <- a:
+		out.attempts++
+		return a
 	case <-k.session.Done():
-		p.release(slots)
-		return nil
 	case <-ctx.Done():
-		p.release(slots)
-		return nil
 	}
-	return a
+	p.release(slots)
+	return nil
 }
 
 // settle waits for the outcome of an attempt. It either finishes the message or
@@ -232,13 +242,17 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 			p.release(a.slots)
 			return
 		}
-		p.abandon(ctx, a)
-		return
+		select {
+		case <-a.written: // both: what is known counts
+		default:
+			p.abandon(ctx, a)
+			return
+		}
 	}
 	a.units = a.route.Units
 	if a.failure != nil {
 		p.release(a.slots)
-		p.unwritten(a)
+		p.unwritten(ctx, a)
 		return
 	}
 	select {
@@ -255,64 +269,83 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 	p.release(a.slots)
 	switch {
 	case a.confirm.Acked():
-		a.link.answered()
+		a.link.unsettled.Add(-1)
 		if returned {
 			p.heal(ctx, a.link)
-			p.finish(a.outgoing, fmt.Errorf("%w: exchange %s, routing key %s", ErrUnroutable, a.route.Exchange, a.route.Key))
+			p.finish(ctx, a.outgoing, fmt.Errorf("%w: exchange %s, routing key %s", ErrUnroutable, a.route.Exchange, a.route.Key))
 			return
 		}
-		p.finish(a.outgoing, nil)
+		p.finish(ctx, a.outgoing, nil)
 	case a.link.session.Channel.IsClosed():
 		// Not a nack: amqp091-go resolves all open confirms like this when a
 		// channel ends, and marks it closed before.
-		p.lost(a)
+		p.lost(ctx, a)
 	default:
-		a.link.answered()
-		a.last = ErrNacked
+		a.link.unsettled.Add(-1)
+		p.nacked(ctx, a)
+	}
+}
+
+// nacked handles a basic.nack. The one level queue that a message goes to has
+// rejected it then; but of several destination queues, for no delay, another may
+// have taken it, and so may a classic queue that failed.
+func (p *Publisher) nacked(ctx context.Context, a *attempt) {
+	a.last = ErrNacked
+	if a.route.Units > 0 && p.ladder.config.QueueType == Quorum {
+		return
+	}
+	a.maybeSent = true
+	if a.noRepublish {
+		p.finish(ctx, a.outgoing, a.last)
 	}
 }
 
 // unwritten handles an attempt that amqp091-go refused or could not write.
-func (p *Publisher) unwritten(a *attempt) {
+func (p *Publisher) unwritten(ctx context.Context, a *attempt) {
 	switch {
 	case a.confirm == nil && a.route.Key == "":
-		p.finish(a.outgoing, a.failure)
+		p.finish(ctx, a.outgoing, a.failure)
 	case errors.Is(a.failure, amqp.ErrClosed):
 		// The channel was closed before the last frame, so the broker cannot
-		// have the message.
-		a.link.unsettled.Add(-1)
-		<-a.link.session.Done()
+		// have the message. It stays among the unsettled, for it may be the
+		// one over which the channel was closed.
+		select {
+		case <-a.link.session.Done():
+			a.suspect = a.suspect || refusedPublish(a.link.session.Err())
+		case <-ctx.Done():
+		}
 	default:
-		p.lost(a)
+		p.lost(ctx, a)
 	}
 }
 
 // lost handles an attempt whose session ended before the broker's answer.
-func (p *Publisher) lost(a *attempt) {
+func (p *Publisher) lost(ctx context.Context, a *attempt) {
 	reason := a.link.session.Err()
-	if limit, ok := sizeLimit(reason); ok {
+	limit, overLimit := sizeLimit(reason)
+	switch {
+	case overLimit:
 		p.brokerLimit.Store(limit)
 		if int64(len(a.msg.Body)) > limit {
-			p.finish(a.outgoing, fmt.Errorf("%w: %w", ErrMessageTooLarge, reason))
+			p.finish(ctx, a.outgoing, fmt.Errorf("%w: %w", ErrMessageTooLarge, reason))
 			return
 		}
-	}
-	if refusedPublish(reason) {
-		if a.link.unsettled.Load() == 1 {
-			p.refused(a, reason)
-			return
-		}
+	case !refusedPublish(reason):
+	case a.link.unsettled.Load() == 1:
+		p.refused(ctx, a, reason)
+		return
+	case mayConcern(reason, a.route.Exchange):
 		a.suspect = true
 	}
 	a.maybeSent = true
 	a.last = fmt.Errorf("%w: session lost: %w", ErrOutcomeUnknown, reason)
 	if a.noRepublish {
-		p.finish(a.outgoing, a.last)
+		p.finish(ctx, a.outgoing, a.last)
 	}
 }
 
 // tooLarge is RabbitMQ's reason for closing a channel over the size of a body.
-var tooLarge = regexp.MustCompile(`^PRECONDITION_FAILED - message size \d+ is larger than configured max size (\d+)`)
+var tooLarge = regexp.MustCompile(`^PRECONDITION_FAILED - message size \d+ is larger than (?:configured )?max size (\d+)`)
 
 // sizeLimit returns the broker's max_message_size if it ended the session over
 // it. Of the messages in flight those that are larger did it, and no other.
@@ -338,15 +371,27 @@ func refusedPublish(reason error) bool {
 	}
 	switch e.Code {
 	case amqp.AccessRefused, amqp.NotFound, amqp.PreconditionFailed, amqp.ContentTooLarge,
-		amqp.FrameError, amqp.SyntaxError, amqp.UnexpectedFrame, amqp.NotImplemented:
+		amqp.FrameError, amqp.SyntaxError, amqp.UnexpectedFrame, amqp.NotImplemented, amqp.InternalError:
 		return true
 	}
 	return false
 }
 
+// mayConcern tells whether a refusal can be over a message to this exchange. One
+// for a missing exchange or permission names it, unless RabbitMQ has cut the
+// text, at 255 bytes.
+func mayConcern(reason error, exchange string) bool {
+	var e *amqp.Error
+	if !errors.As(reason, &e) {
+		return false
+	}
+	named := e.Code == amqp.NotFound || e.Code == amqp.AccessRefused
+	return !named || len(e.Reason) >= maxShortString || strings.Contains(e.Reason, "'"+exchange+"'")
+}
+
 // refused handles a message over which the broker closed the channel: no other
 // was in flight.
-func (p *Publisher) refused(a *attempt, reason error) {
+func (p *Publisher) refused(ctx context.Context, a *attempt, reason error) {
 	err := brokerError(reason)
 	var e *amqp.Error
 	errors.As(reason, &e)
@@ -355,10 +400,15 @@ func (p *Publisher) refused(a *attempt, reason error) {
 		a.last = err // the next session has declared the ladder again
 		return
 	case e.Code == amqp.NotFound, e.Code == amqp.AccessRefused:
+	case e.Code == amqp.InternalError && a.crashes == 0:
+		// This may have been the broker's own trouble.
+		a.crashes++
+		a.last = err
+		return
 	default:
 		err = fmt.Errorf("%w: %w", ErrInvalidMessage, reason)
 	}
-	p.finish(a.outgoing, err)
+	p.finish(ctx, a.outgoing, err)
 }
 
 // abandon leaves an attempt that may be on the wire. Its slots are given back only
@@ -369,14 +419,14 @@ func (p *Publisher) abandon(ctx context.Context, a *attempt) {
 	if blocked := a.link.blocked(); blocked != nil {
 		err = fmt.Errorf("%w: %w", err, blocked)
 	}
-	p.finish(a.outgoing, err)
+	p.finish(ctx, a.outgoing, err)
 	go func() {
 		<-a.written
 		if a.failure == nil {
 			<-a.confirm.Done()
 			a.link.returns.take(a)
 			if !a.link.session.Channel.IsClosed() {
-				a.link.answered()
+				a.link.unsettled.Add(-1)
 			}
 		}
 		p.release(a.slots)
@@ -392,7 +442,7 @@ func (p *Publisher) heal(ctx context.Context, k *link) {
 		defer k.healing.Store(false)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), healTimeout)
 		defer cancel()
-		if err := k.session.Do(ctx, func(ch *amqp.Channel) error { return p.ladder.Declare(ctx, ch) }); err != nil {
+		if err := errors.Join(p.declare(ctx, k.session), p.bind(ctx, k.session)); err != nil {
 			p.config.Logger.Error("ladder: declaring again after a returned message failed", "error", err)
 			return
 		}

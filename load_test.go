@@ -25,7 +25,7 @@ type load struct {
 	sessions  int
 }
 
-func (o *load) Published(e ladder.PublishEvent) {
+func (o *load) Published(_ context.Context, e ladder.PublishEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.attempts += e.Attempts

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -45,6 +46,9 @@ func prepare(msg amqp.Publishing, notBefore time.Time, maxBytes int) (amqp.Publi
 	if len(msg.Body) > maxBytes {
 		return amqp.Publishing{}, fmt.Errorf("%w: the body has %d bytes, MaxMessageBytes is %d", ErrMessageTooLarge, len(msg.Body), maxBytes)
 	}
+	if len(msg.Headers) > maxElements-brokerHeaders {
+		return amqp.Publishing{}, fmt.Errorf("%w: it has %d headers; at most %d are possible", ErrInvalidMessage, len(msg.Headers), maxElements-brokerHeaders)
+	}
 	headers := make(amqp.Table, len(msg.Headers)+1)
 	for key, value := range msg.Headers {
 		if isBrokerHeader(key) || strings.HasPrefix(key, reservedPrefix) {
@@ -53,7 +57,7 @@ func prepare(msg amqp.Publishing, notBefore time.Time, maxBytes int) (amqp.Publi
 		if key == "CC" || key == "BCC" {
 			return amqp.Publishing{}, fmt.Errorf("%w: header %s: its keys would be routed through the ladder as well, at each level", ErrInvalidMessage, key)
 		}
-		copied, err := copyEntry(key, value)
+		copied, err := copyEntry(key, value, maxDepth)
 		if err != nil {
 			return amqp.Publishing{}, err
 		}
@@ -99,47 +103,79 @@ func shortProperties(msg *amqp.Publishing) []property {
 	}
 }
 
-func copyEntry(key string, value any) (any, error) {
+func copyEntry(key string, value any, depth int) (any, error) {
 	if len(key) > maxShortString {
 		return nil, fmt.Errorf("%w: header name %.40q... has %d bytes; AMQP allows %d", ErrInvalidMessage, key, len(key), maxShortString)
 	}
-	copied, err := copyField(value)
+	copied, err := copyField(value, depth)
 	if err != nil {
 		return nil, fmt.Errorf("%w: header %q: %w", ErrInvalidMessage, key, err)
 	}
 	return copied, nil
 }
 
-// copyField returns a deep copy of a header value. It makes an int an int64,
-// because amqp091-go cuts an int to 32 bits.
-func copyField(value any) (any, error) {
+// amqp091-go closes the connection over a message that it receives with values
+// nested more than 32 deep, or with more than 8192 of them in one array or
+// table, so that such a message would come back to its consumers for ever.
+const (
+	maxDepth    = 32
+	maxElements = 8192
+	// brokerHeaders is room for those that the broker adds.
+	brokerHeaders = 16
+)
+
+// copyField returns a deep copy of the value of a header or argument. It makes an
+// int an int64, because amqp091-go cuts an int to 32 bits.
+func copyField(value any, depth int) (any, error) {
+	if depth == 0 {
+		return nil, fmt.Errorf("nested deeper than %d", maxDepth)
+	}
 	switch v := value.(type) {
-	case nil, bool, byte, int8, int16, int32, int64, uint16, uint32, float32, float64, string, amqp.Decimal, time.Time:
+	case nil, bool, byte, int8, int16, int32, int64, uint16, uint32, string, amqp.Decimal, time.Time:
 		return v, nil
 	case int:
 		return int64(v), nil
+	case float32:
+		return v, checkFinite(float64(v))
+	case float64:
+		return v, checkFinite(v)
 	case []byte:
 		return slices.Clone(v), nil
 	case []any:
+		if len(v) > maxElements {
+			return nil, fmt.Errorf("an array of %d elements; at most %d are possible", len(v), maxElements)
+		}
 		array := make([]any, len(v))
 		for i := range v {
 			var err error
-			if array[i], err = copyField(v[i]); err != nil {
+			if array[i], err = copyField(v[i], depth-1); err != nil {
 				return nil, fmt.Errorf("element %d: %w", i, err)
 			}
 		}
 		return array, nil
 	case amqp.Table:
+		if len(v) > maxElements {
+			return nil, fmt.Errorf("a table of %d entries; at most %d are possible", len(v), maxElements)
+		}
 		table := make(amqp.Table, len(v))
 		for key := range v {
 			var err error
-			if table[key], err = copyEntry(key, v[key]); err != nil {
+			if table[key], err = copyEntry(key, v[key], depth-1); err != nil {
 				return nil, err
 			}
 		}
 		return table, nil
 	}
 	return nil, fmt.Errorf("a %T cannot be sent; AMQP has bool, integers up to 64 bits but uint and uint64, floats, string, []byte, time.Time, []any, amqp.Table and nil", value)
+}
+
+// checkFinite refuses what Erlang has no floats for: RabbitMQ answers such a
+// header with an internal error and closes the connection.
+func checkFinite(f float64) error {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return fmt.Errorf("RabbitMQ cannot hold the float %v", f)
+	}
+	return nil
 }
 
 // headerFrameSize returns the size in bytes of the AMQP content header of a

@@ -14,8 +14,8 @@ import (
 // later have something to do nothing.
 type Observer interface {
 	// Published is called once for each message with its outcome, when that
-	// is known.
-	Published(PublishEvent)
+	// is known. ctx is the caller's.
+	Published(ctx context.Context, e PublishEvent)
 	// SessionUp is called when a connection is ready for use.
 	SessionUp(SessionEvent)
 	// SessionLost is called when a connection that was ready has ended for a
@@ -32,7 +32,7 @@ type Observer interface {
 type NopObserver struct{}
 
 // Published does nothing.
-func (NopObserver) Published(PublishEvent) {}
+func (NopObserver) Published(context.Context, PublishEvent) {}
 
 // SessionUp does nothing.
 func (NopObserver) SessionUp(SessionEvent) {}
@@ -48,6 +48,9 @@ func (NopObserver) Unblocked(SessionEvent) {}
 
 // A PublishEvent is the outcome of one message.
 type PublishEvent struct {
+	// Destination and MessageID are the message's: for traces and logs. They
+	// are not for labels, as there is no end of them.
+	Destination, MessageID string
 	// Level is the level at which the message entered the ladder in its last
 	// attempt, from 0, or -1 for the delivery exchange or if there was no
 	// attempt.
@@ -83,11 +86,11 @@ type ErrorKind string
 // The kinds of outcome, in the order in which [KindOf] looks for them.
 const (
 	KindNone         ErrorKind = ""              // confirmed
+	KindUnknown      ErrorKind = "unknown"       // ErrOutcomeUnknown, whatever the reason
 	KindInvalid      ErrorKind = "invalid"       // refused before or by the broker for what the message is
 	KindMissing      ErrorKind = "missing"       // ErrTopologyMissing
 	KindRefused      ErrorKind = "refused"       // ErrAccessRefused
 	KindUnroutable   ErrorKind = "unroutable"    // ErrUnroutable
-	KindUnknown      ErrorKind = "unknown"       // ErrOutcomeUnknown
 	KindNacked       ErrorKind = "nacked"        // ErrNacked
 	KindBlocked      ErrorKind = "blocked"       // ErrBlocked
 	KindNotConnected ErrorKind = "not_connected" // ErrNotConnected
@@ -105,11 +108,11 @@ func KindOf(err error) ErrorKind {
 		kind ErrorKind
 		errs []error
 	}{
+		{KindUnknown, []error{ErrOutcomeUnknown}},
 		{KindInvalid, []error{ErrInvalidMessage, ErrMessageTooLarge, ErrInvalidDestination, ErrDelayTooLong, ErrInvalidConfig, ErrInvalidKey}},
 		{KindMissing, []error{ErrTopologyMissing}},
 		{KindRefused, []error{ErrAccessRefused}},
 		{KindUnroutable, []error{ErrUnroutable}},
-		{KindUnknown, []error{ErrOutcomeUnknown}},
 		{KindNacked, []error{ErrNacked}},
 		{KindBlocked, []error{ErrBlocked}},
 		{KindNotConnected, []error{ErrNotConnected}},

@@ -49,7 +49,7 @@ type outcomes struct {
 	names  []string
 }
 
-func (o *outcomes) Published(e ladder.PublishEvent) {
+func (o *outcomes) Published(_ context.Context, e ladder.PublishEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.events = append(o.events, e)
@@ -232,6 +232,41 @@ func TestPublishNacked(t *testing.T) {
 		return assert.True(t, ladder.SafeToRetry(err))
 	}, patience, 10*time.Millisecond)
 	require.NoError(t, p.PublishDelayed(within(t), "work", time.Hour, amqp.Publishing{}), "other levels take messages")
+}
+
+// TestPublishNackedByOneOfTwo sends to a destination with two queues, of which one
+// is full: the other has the message, so trying again is not safe.
+func TestPublishNackedByOneOfTwo(t *testing.T) {
+	t.Parallel()
+	l, url, got := declared(t)
+	ch := openChannel(t, url)
+	_, err := ch.QueueDeclare("full", true, false, false, false, amqp.Table{"x-queue-type": "classic", "x-max-length": int64(1), "x-overflow": "reject-publish"})
+	require.NoError(t, err)
+	require.NoError(t, l.Bind(within(t), ch, "full", "work"))
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	require.Eventually(t, func() bool {
+		return p.PublishDelayed(shortly(t), "work", 0, amqp.Publishing{}, ladder.Republish(false)) != nil
+	}, patience, 10*time.Millisecond)
+	before := len(got.list())
+	err = p.PublishDelayed(shortly(t), "work", 0, amqp.Publishing{MessageId: "one of two"}, ladder.Republish(false))
+	require.ErrorIs(t, err, ladder.ErrNacked)
+	require.ErrorIs(t, err, ladder.ErrOutcomeUnknown)
+	assert.False(t, ladder.SafeToRetry(err))
+	require.Eventually(t, func() bool { return len(got.list()) > before }, patience, 10*time.Millisecond)
+}
+
+// TestDeclareWithoutPermissionToBind: bindings are declared without waiting for
+// each answer, and the refusal must be told all the same.
+func TestDeclareWithoutPermissionToBind(t *testing.T) {
+	t.Parallel()
+	url := brokertest.VHost(t)
+	restricted := asUser(t, url, ".*", ".*", "^$")
+	for range 10 {
+		err := mustLadder(t, ladder.Config{}).Declare(within(t), openChannel(t, restricted))
+		require.ErrorIs(t, err, ladder.ErrAccessRefused)
+	}
+	_, err := ladder.NewPublisher(within(t), mustLadder(t, ladder.Config{}), ladder.PublisherConfig{URLs: []string{restricted}})
+	require.ErrorIs(t, err, ladder.ErrAccessRefused)
 }
 
 func TestPublisherConnectionLimit(t *testing.T) {

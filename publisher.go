@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,7 +45,8 @@ type PublisherConfig struct {
 
 	// MaxMessageBytes is the largest body that is sent. The broker closes the
 	// channel over a message larger than its max_message_size, which
-	// is 16 MiB by default in RabbitMQ 4 and 128 MiB before. Defaults to 16
+	// is 16 MiB by default in RabbitMQ 4 and 128 MiB before; once that has
+	// happened, the publisher knows that limit and keeps to it. Defaults to 16
 	// MiB.
 	MaxMessageBytes int
 
@@ -92,6 +94,7 @@ func (c PublisherConfig) withDefaults(l *Ladder) (PublisherConfig, error) {
 	c.ConfirmTimeout = cmp.Or(c.ConfirmTimeout, defaultConfirmTimeout)
 	c.MaxMessageBytes = cmp.Or(c.MaxMessageBytes, defaultMaxMessageBytes)
 	c.Logger = orSilent(c.Logger)
+	c.Bindings = slices.Clone(c.Bindings)
 	switch {
 	case c.MaxInFlight < 1 || c.MaxInFlight > 65535:
 		return c, invalidConfig("MaxInFlight", c.MaxInFlight, "must be 1 to 65535")
@@ -105,8 +108,8 @@ func (c PublisherConfig) withDefaults(l *Ladder) (PublisherConfig, error) {
 		return c, invalidConfig("Bindings", c.Bindings, "a passive publisher binds nothing")
 	}
 	for i, b := range c.Bindings {
-		if b.Queue == "" {
-			return c, invalidConfig(fmt.Sprintf("Bindings[%d].Queue", i), `""`, "must be the name of a queue")
+		if err := checkQueueName(fmt.Sprintf("Bindings[%d].Queue", i), b.Queue); err != nil {
+			return c, err
 		}
 		for _, destination := range b.Destinations {
 			if err := l.checkDestination(destination); err != nil {
@@ -135,8 +138,8 @@ type Publisher struct {
 	brokerLimit atomic.Int64
 
 	mu     sync.Mutex
-	closed chan struct{}
-	calls  sync.WaitGroup // publishes under way
+	closed bool
+	calls  sync.WaitGroup // publishes under way; none is added once closed
 }
 
 // NewPublisher connects to the broker and, unless the config says Passive, declares the
@@ -159,7 +162,6 @@ func NewPublisher(ctx context.Context, l *Ladder, config PublisherConfig) (*Publ
 		config: config,
 		slots:  make(chan struct{}, config.MaxInFlight),
 		alone:  make(chan struct{}, 1),
-		closed: make(chan struct{}),
 	}
 	p.keeper, err = session.Keep(ctx, connection, config.Logger, sessionEvents(connection.Name, config.Observer), p.setup)
 	if err != nil {
@@ -170,38 +172,47 @@ func NewPublisher(ctx context.Context, l *Ladder, config PublisherConfig) (*Publ
 
 // setup makes a session ready for publishing.
 func (p *Publisher) setup(ctx context.Context, s *session.Session) (*link, error) {
-	if !p.config.Passive {
-		if err := s.Do(ctx, func(ch *amqp.Channel) error { return p.ladder.Declare(ctx, ch) }); err != nil {
-			return nil, err
-		}
+	if err := p.declare(ctx, s); err != nil {
+		return nil, err
 	}
-	for _, b := range p.config.Bindings {
-		err := s.Do(ctx, func(ch *amqp.Channel) error { return p.ladder.Bind(ctx, ch, b.Queue, b.Destinations...) })
-		switch {
-		case err == nil:
-		case s.Generation == 1:
+	if err := p.bind(ctx, s); err != nil {
+		if s.Generation == 1 {
 			return nil, err
-		default:
-			// Publishing to all other destinations goes on, and what is due
-			// for this one is parked.
-			p.config.Logger.Error("ladder: binding failed", "queue", b.Queue, "error", err)
 		}
+		// Publishing to all other destinations goes on, and what is due for
+		// this one is parked.
+		p.config.Logger.Error("ladder: binding failed", "error", err)
 	}
 	return newLink(s, p.ladder, p.config.MaxInFlight, p.config.ConfirmTimeout)
 }
 
-// A PublishOption changes one publish. There are none yet but those of this
-// package.
+func (p *Publisher) declare(ctx context.Context, s *session.Session) error {
+	if p.config.Passive {
+		return nil
+	}
+	return s.Do(ctx, func(ch *amqp.Channel) error { return p.ladder.Declare(ctx, ch) })
+}
+
+func (p *Publisher) bind(ctx context.Context, s *session.Session) error {
+	var errs []error
+	for _, b := range p.config.Bindings {
+		errs = append(errs, p.ladder.bindEach(ctx, s, b.Queue, b.Destinations))
+	}
+	return errors.Join(errs...)
+}
+
+// A PublishOption changes one publish. Only this package makes them.
 type PublishOption interface{ applyPublish(*publishOptions) }
 
 type publishOptions struct{ noRepublish bool }
 
-type noRepublishOption struct{}
+type republishOption bool
 
-func (noRepublishOption) applyPublish(o *publishOptions) { o.noRepublish = true }
+func (o republishOption) applyPublish(p *publishOptions) { p.noRepublish = !bool(o) }
 
-// NoRepublish is PublisherConfig.NoRepublish for one publish.
-func NoRepublish() PublishOption { return noRepublishOption{} }
+// Republish says for one publish whether it is sent again when its connection is
+// lost before the confirm, whatever PublisherConfig.NoRepublish says.
+func Republish(again bool) PublishOption { return republishOption(again) }
 
 // PublishDelayed sends msg, to be delivered to a destination once delay has
 // passed. It returns nil when the broker has confirmed the message: it is then on disk
@@ -231,10 +242,14 @@ func (p *Publisher) PublishDelayed(ctx context.Context, destination string, dela
 }
 
 // PublishAt is [Publisher.PublishDelayed] with the instant at which the message
-// is due. An instant that has passed is no delay, and the message's lateness
+// is due. The zero time is refused with [ErrInvalidMessage]. Another instant that
+// has passed is no delay, and the message's lateness
 // counts from it all the same. The broker counts down a duration: if its clock
 // or this machine's is set meanwhile, the message does not follow.
 func (p *Publisher) PublishAt(ctx context.Context, destination string, at time.Time, msg amqp.Publishing, opts ...PublishOption) error {
+	if at.IsZero() {
+		return &PublishError{Destination: destination, Err: fmt.Errorf("%w: PublishAt with the zero time", ErrInvalidMessage)}
+	}
 	return p.publish(ctx, Message{Destination: destination, At: at, Publishing: msg}, opts)
 }
 
@@ -258,7 +273,7 @@ type Message struct {
 func (p *Publisher) PublishBatch(ctx context.Context, messages []Message, opts ...PublishOption) error {
 	outs := make([]*outgoing, len(messages))
 	for i := range messages {
-		outs[i] = p.prepare(messages[i], opts)
+		outs[i] = p.prepare(ctx, messages[i], opts)
 	}
 	p.deliver(ctx, outs)
 	var failed []FailedMessage
@@ -274,7 +289,7 @@ func (p *Publisher) PublishBatch(ctx context.Context, messages []Message, opts .
 }
 
 func (p *Publisher) publish(ctx context.Context, m Message, opts []PublishOption) error {
-	out := p.prepare(m, opts)
+	out := p.prepare(ctx, m, opts)
 	p.deliver(ctx, []*outgoing{out})
 	return out.err
 }
@@ -291,7 +306,8 @@ type outgoing struct {
 	attempts  int
 	units     uint64 // of the last attempt
 	maybeSent bool   // an attempt's outcome is unknown
-	suspect   bool   // was in flight when the broker closed the channel over a publish
+	suspect   bool   // may be why the broker ended a session
+	crashes   int    // sessions that ended with an internal error of the broker while it was alone
 	last      error
 
 	done bool
@@ -299,8 +315,11 @@ type outgoing struct {
 }
 
 // finish sets the outcome, once.
-func (p *Publisher) finish(o *outgoing, err error) {
+func (p *Publisher) finish(ctx context.Context, o *outgoing, err error) {
 	o.done = true
+	if o.maybeSent && err != nil && !errors.Is(err, ErrOutcomeUnknown) {
+		err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+	}
 	if err != nil {
 		o.err = &PublishError{
 			Destination: o.destination, MessageID: o.msg.MessageId, Attempts: o.attempts,
@@ -308,7 +327,8 @@ func (p *Publisher) finish(o *outgoing, err error) {
 		}
 	}
 	if p.config.Observer != nil {
-		p.config.Observer.Published(PublishEvent{
+		p.config.Observer.Published(ctx, PublishEvent{
+			Destination: o.destination, MessageID: o.msg.MessageId,
 			Level: bits.Len64(o.units) - 1, Hops: bits.OnesCount64(o.units), Attempts: o.attempts,
 			Duration: time.Since(o.called), Kind: KindOf(o.err), Err: o.err,
 		})
@@ -317,7 +337,7 @@ func (p *Publisher) finish(o *outgoing, err error) {
 
 // prepare checks a message before anything is sent; what is wrong with it is
 // its outcome.
-func (p *Publisher) prepare(m Message, opts []PublishOption) *outgoing {
+func (p *Publisher) prepare(ctx context.Context, m Message, opts []PublishOption) *outgoing {
 	o := publishOptions{noRepublish: p.config.NoRepublish}
 	for _, opt := range opts {
 		opt.applyPublish(&o)
@@ -328,24 +348,27 @@ func (p *Publisher) prepare(m Message, opts []PublishOption) *outgoing {
 	switch {
 	case m.At.IsZero():
 		out.notBefore = now.Add(max(delay, 0))
+	case m.At.Year() < 1:
+		p.finish(ctx, out, fmt.Errorf("%w: At is in the year %d", ErrInvalidMessage, m.At.Year()))
+		return out
 	case delay != 0:
-		p.finish(out, fmt.Errorf("%w: both Delay %v and At %v are set", ErrInvalidMessage, delay, m.At))
+		p.finish(ctx, out, fmt.Errorf("%w: both Delay %v and At %v are set", ErrInvalidMessage, delay, m.At))
 		return out
 	default:
 		out.notBefore = m.At
 		delay = m.At.Sub(now)
 	}
 	if _, err := p.ladder.Units(delay); err != nil {
-		p.finish(out, err)
+		p.finish(ctx, out, err)
 		return out
 	}
 	if err := p.ladder.checkDestination(m.Destination); err != nil {
-		p.finish(out, err)
+		p.finish(ctx, out, err)
 		return out
 	}
 	msg, err := prepare(m.Publishing, out.notBefore, p.config.MaxMessageBytes)
 	if err != nil {
-		p.finish(out, err)
+		p.finish(ctx, out, err)
 		return out
 	}
 	out.msg = msg
@@ -358,7 +381,7 @@ func (p *Publisher) deliver(ctx context.Context, outs []*outgoing) {
 	if !p.enter() {
 		for _, out := range outs {
 			if !out.done {
-				p.finish(out, ErrClosed)
+				p.finish(ctx, out, ErrClosed)
 			}
 		}
 		return
@@ -369,15 +392,12 @@ func (p *Publisher) deliver(ctx context.Context, outs []*outgoing) {
 		ctx, cancel = context.WithTimeout(ctx, p.config.Timeout)
 		defer cancel()
 	}
-	for round := 1; p.round(ctx, outs); round++ {
+	for round := 1; ctx.Err() == nil && p.round(ctx, outs); round++ {
 		pause(ctx, round)
-		if ctx.Err() != nil {
-			for _, out := range outs {
-				if !out.done {
-					p.finish(out, p.outOfTime(ctx, out))
-				}
-			}
-			return
+	}
+	for _, out := range outs {
+		if !out.done {
+			p.finish(ctx, out, p.outOfTime(ctx, out))
 		}
 	}
 }
@@ -486,7 +506,7 @@ func (p *Publisher) outOfTime(ctx context.Context, out *outgoing) error {
 		reason = p.obstacle()
 	}
 	if reason == nil {
-		return ctx.Err()
+		return fmt.Errorf("ladder: not sent, for lack of time or of room among MaxInFlight (%d): %w", p.config.MaxInFlight, ctx.Err())
 	}
 	return fmt.Errorf("%w: %w", reason, ctx.Err())
 }
@@ -507,13 +527,11 @@ func (p *Publisher) obstacle() error {
 func (p *Publisher) enter() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	select {
-	case <-p.closed:
+	if p.closed {
 		return false
-	default:
-		p.calls.Add(1)
-		return true
 	}
+	p.calls.Add(1)
+	return true
 }
 
 // Close refuses further publishes, waits until those under way have their
@@ -522,11 +540,7 @@ func (p *Publisher) enter() bool {
 // ctx's error if it came to that. Closing again does nothing.
 func (p *Publisher) Close(ctx context.Context) error {
 	p.mu.Lock()
-	select {
-	case <-p.closed:
-	default:
-		close(p.closed)
-	}
+	p.closed = true
 	p.mu.Unlock()
 	drained := await(ctx, func() error { p.calls.Wait(); return nil })
 	return errors.Join(drained, p.keeper.Close(ctx))

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
+	"math/rand/v2"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -90,6 +93,13 @@ func TestPublishRefuses(t *testing.T) {
 		"a long message id":        {ladder.Message{Publishing: amqp.Publishing{MessageId: long}}, ladder.ErrInvalidMessage, "MessageId has 256 bytes"},
 		"a long content type":      {ladder.Message{Publishing: amqp.Publishing{ContentType: long}}, ladder.ErrInvalidMessage, "ContentType has 256 bytes"},
 		"a long correlation id":    {ladder.Message{Publishing: amqp.Publishing{CorrelationId: long}}, ladder.ErrInvalidMessage, "CorrelationId has 256 bytes"},
+		"a header without end":     {ladder.Message{Publishing: amqp.Publishing{Headers: endless()}}, ladder.ErrInvalidMessage, "deeper than 32"},
+		"too long an array":        {ladder.Message{Publishing: amqp.Publishing{Headers: amqp.Table{"a": make([]any, 8193)}}}, ladder.ErrInvalidMessage, "8193 elements"},
+		"too large a table":        {ladder.Message{Publishing: amqp.Publishing{Headers: amqp.Table{"t": numbered(8193)}}}, ladder.ErrInvalidMessage, "8193 entries"},
+		"too many headers":         {ladder.Message{Publishing: amqp.Publishing{Headers: numbered(8177)}}, ladder.ErrInvalidMessage, "8177 headers"},
+		"a float that is none":     {ladder.Message{Publishing: amqp.Publishing{Headers: amqp.Table{"f": []any{math.NaN()}}}}, ladder.ErrInvalidMessage, "NaN"},
+		"an infinite float":        {ladder.Message{Publishing: amqp.Publishing{Headers: amqp.Table{"f": float32(math.Inf(1))}}}, ladder.ErrInvalidMessage, "Inf"},
+		"an instant before all":    {ladder.Message{At: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)}, ladder.ErrInvalidMessage, "year -5"},
 		"another's user id":        {ladder.Message{Publishing: amqp.Publishing{UserId: "someone else"}}, ladder.ErrInvalidMessage, `UserId "someone else"`},
 		"headers beyond a frame":   {ladder.Message{Publishing: amqp.Publishing{Headers: amqp.Table{"s": strings.Repeat("x", 131072)}}}, ladder.ErrInvalidMessage, "frame"},
 		"a large body":             {ladder.Message{Publishing: amqp.Publishing{Body: make([]byte, 1001)}}, ladder.ErrMessageTooLarge, "1001 bytes, MaxMessageBytes is 1000"},
@@ -117,6 +127,60 @@ func TestPublishRefuses(t *testing.T) {
 			got.waitFor(t, 2)
 		})
 	}
+}
+
+func numbered(n int) amqp.Table {
+	table := amqp.Table{}
+	for i := range n {
+		table[strconv.Itoa(i)] = nil
+	}
+	return table
+}
+
+// TestPublishManyHeaders shows that what is not refused can be read by a
+// consumer, with what the broker has added.
+func TestPublishManyHeaders(t *testing.T) {
+	t.Parallel()
+	l, url, got := declared(t)
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	require.NoError(t, p.PublishDelayed(within(t), "work", l.Horizon(), amqp.Publishing{Headers: numbered(8176)}))
+	require.NoError(t, p.PublishDelayed(within(t), "work", l.Horizon(), amqp.Publishing{Headers: amqp.Table{"a": make([]any, 8192), "t": numbered(8192)}}))
+	got.waitFor(t, 2)
+}
+
+func endless() amqp.Table {
+	table := amqp.Table{}
+	table["itself"] = table
+	return table
+}
+
+// TestPublishDeepHeader shows that what is not refused can be read by a
+// consumer: amqp091-go has a limit, and closes the connection beyond it.
+func TestPublishDeepHeader(t *testing.T) {
+	t.Parallel()
+	l, url, got := declared(t)
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	deep, depth := any("bottom"), 0
+	for {
+		next := []any{deep}
+		if err := p.PublishDelayed(within(t), "work", 30*time.Millisecond, amqp.Publishing{Headers: amqp.Table{"deep": next}}); err != nil {
+			require.ErrorIs(t, err, ladder.ErrInvalidMessage)
+			break
+		}
+		deep = next
+		depth++
+	}
+	assert.Equal(t, 31, depth)
+	got.waitFor(t, depth)
+}
+
+func TestPublishAtZeroTime(t *testing.T) {
+	t.Parallel()
+	l, url := small(t), brokertest.VHost(t)
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	err := p.PublishAt(within(t), "work", time.Time{}, amqp.Publishing{})
+	require.ErrorIs(t, err, ladder.ErrInvalidMessage)
+	assert.True(t, ladder.SafeToRetry(err))
 }
 
 func TestPublishOwnUserID(t *testing.T) {
@@ -201,9 +265,49 @@ func TestPublishWithEndedContext(t *testing.T) {
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := p.PublishDelayed(ended, "work", 0, amqp.Publishing{})
-	require.ErrorIs(t, err, context.Canceled)
-	assert.True(t, ladder.SafeToRetry(err) || len(got.waitFor(t, 1)) > 0)
+	for range 200 {
+		err := p.PublishDelayed(ended, "work", 0, amqp.Publishing{})
+		require.ErrorIs(t, err, context.Canceled)
+		require.True(t, ladder.SafeToRetry(err))
+	}
+	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{MessageId: "the only one"}))
+	assert.Len(t, got.waitFor(t, 1), 1)
+}
+
+// TestPublishCancelledAtRandom ends contexts while thousands of messages are on
+// their way: what is reported as not sent must not arrive, and no slot may be lost.
+func TestPublishCancelledAtRandom(t *testing.T) {
+	t.Parallel()
+	const messages, inFlight = 3000, 50
+	l, url, got := declared(t)
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}, MaxInFlight: inFlight})
+	var mu sync.Mutex
+	unsent, confirmed := map[string]bool{}, map[string]bool{}
+	var publishing sync.WaitGroup
+	for g := range 100 {
+		publishing.Go(func() {
+			for i := range messages / 100 {
+				id := fmt.Sprintf("%d-%d", g, i)
+				ctx, cancel := context.WithTimeout(t.Context(), rand.N(10*time.Millisecond))
+				err := p.PublishDelayed(ctx, "work", 0, amqp.Publishing{MessageId: id})
+				cancel()
+				mu.Lock()
+				if err == nil {
+					confirmed[id] = true
+				} else if ladder.SafeToRetry(err) {
+					unsent[id] = true
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	publishing.Wait()
+	// A batch needs all slots at once.
+	require.NoError(t, p.PublishBatch(within(t), make20(t)))
+	for _, a := range got.waitFor(t, len(confirmed)+20) {
+		assert.False(t, unsent[a.MessageId], "%s was said not to be sent", a.MessageId)
+	}
+	t.Logf("%d confirmed, %d not sent, %d unknown", len(confirmed), len(unsent), messages-len(confirmed)-len(unsent))
 }
 
 func TestPublisherClose(t *testing.T) {
@@ -266,6 +370,9 @@ func TestPublisherConfigRefuses(t *testing.T) {
 		"a tiny ConfirmTimeout":    {ladder.PublisherConfig{URLs: []string{good}, ConfirmTimeout: 1}, "ConfirmTimeout"},
 		"a negative size":          {ladder.PublisherConfig{URLs: []string{good}, MaxMessageBytes: -1}, "MaxMessageBytes -1"},
 		"passive bindings":         {ladder.PublisherConfig{URLs: []string{good}, Passive: true, Bindings: []ladder.QueueBinding{{Queue: "q"}}}, "Bindings"},
+		"a binding of a bad queue": {ladder.PublisherConfig{URLs: []string{good}, Bindings: []ladder.QueueBinding{{Queue: "a\r\nb"}}}, "control characters"},
+		"a password with a slash":  {ladder.PublisherConfig{URLs: []string{"amqp://user:123/secret@host"}}, "URLs[0]"},
+		"no heartbeat":             {ladder.PublisherConfig{URLs: []string{good + "?heartbeat=0"}}, "heartbeat"},
 		"a binding of no queue":    {ladder.PublisherConfig{URLs: []string{good}, Bindings: []ladder.QueueBinding{{}}}, "Bindings[0].Queue"},
 		"a bad destination":        {ladder.PublisherConfig{URLs: []string{good}, Bindings: []ladder.QueueBinding{{Queue: "q", Destinations: []string{"#"}}}}, "Bindings[0]"},
 		"a short heartbeat":        {ladder.PublisherConfig{URLs: []string{good}, Connection: ladder.ConnectionConfig{Heartbeat: time.Millisecond}}, "Heartbeat"},

@@ -24,7 +24,7 @@ type Config struct {
 	TLS *tls.Config
 	// SASL returns the mechanisms to log in with, anew for each dial; nil
 	// takes the URL's user and password.
-	SASL func() []amqp.Authentication
+	SASL func(context.Context) ([]amqp.Authentication, error)
 	// Name is the connection's name, as the management UI shows it.
 	Name string
 	// Heartbeat is the interval that is proposed to the broker.
@@ -40,8 +40,17 @@ type Config struct {
 // CheckURL returns an error if amqp091-go cannot parse the URL. The error does not quote it:
 // where an URL is malformed, any part of it may be the password.
 func CheckURL(url string) error {
-	if _, err := amqp.ParseURI(url); err != nil {
+	_, err := amqp.ParseURI(url)
+	parsed, parseErr := neturl.Parse(url)
+	// Where "/", "?" or "#" of a password is not encoded, the rest of it can be taken
+	// for a path, a query or a fragment.
+	if err != nil || parseErr != nil || parsed.User == nil && strings.Contains(url, "@") || strings.Contains(url, "#") {
 		return errors.New("is not an AMQP URL (amqp://user:password@host:port/vhost, reserved characters percent-encoded); it is not quoted here, as it may hold a password")
+	}
+	if heartbeat := parsed.Query().Get("heartbeat"); heartbeat != "" {
+		if seconds, err := strconv.Atoi(heartbeat); err != nil || seconds < 1 {
+			return fmt.Errorf("has heartbeat %q: must be at least 1 second, or a lost connection may never be noticed", heartbeat)
+		}
 	}
 	return nil
 }
@@ -89,8 +98,14 @@ func dial(ctx context.Context, config Config, failed string) (dialed, error) {
 			break
 		}
 	}
-	return dialed{}, errors.Join(errs...)
+	return dialed{}, &dialError{errs}
 }
+
+// A dialError has the error of each URL.
+type dialError struct{ errs []error }
+
+func (e *dialError) Error() string   { return errors.Join(e.errs...).Error() }
+func (e *dialError) Unwrap() []error { return e.errs }
 
 func dialURL(ctx context.Context, config Config, url string) (*amqp.Connection, net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, config.DialTimeout)
@@ -121,7 +136,10 @@ func dialURL(ctx context.Context, config Config, url string) (*amqp.Connection, 
 		amqpConfig.TLSClientConfig = config.TLS.Clone()
 	}
 	if config.SASL != nil {
-		amqpConfig.SASL = config.SASL()
+		var err error
+		if amqpConfig.SASL, err = config.SASL(ctx); err != nil {
+			return nil, nil, fmt.Errorf("credentials: %w", err)
+		}
 	}
 	conn, err := amqp.DialConfig(url, amqpConfig)
 	if !stopWatching() && err == nil {
@@ -131,8 +149,15 @@ func dialURL(ctx context.Context, config Config, url string) (*amqp.Connection, 
 		if socket != nil {
 			_ = socket.Close() // ends amqp091-go's reader
 		}
-		if ctx.Err() != nil {
-			return nil, nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+		switch {
+		case ctx.Err() != nil:
+			// Not wrapped: amqp091-go takes a handshake that was cut off for
+			// a refusal.
+			return nil, nil, fmt.Errorf("%w (%v)", ctx.Err(), err) //nolint:errorlint // see above
+		case errors.Is(err, amqp.ErrVhost):
+			// Nor is this RabbitMQ's own refusal of a virtual host, which
+			// comes with its own words.
+			return nil, nil, errors.New("connection lost while opening the virtual host")
 		}
 		return nil, nil, err
 	}
@@ -142,8 +167,14 @@ func dialURL(ctx context.Context, config Config, url string) (*amqp.Connection, 
 // Refused tells whether the broker refused something for a reason that stays
 // until someone changes it: credentials, the virtual host, a permission, an object
 // that is missing or has other arguments. A reached connection limit is not
-// among them.
+// among them. If several URLs were dialed, all must have refused.
+//
+// amqp091-go reports wrong credentials by amqp.ErrCredentials, for which it also
+// takes any other end of the connection during the login.
 func Refused(err error) bool {
+	if dial, ok := errors.AsType[*dialError](err); ok {
+		return !slices.ContainsFunc(dial.errs, func(err error) bool { return !Refused(err) })
+	}
 	var refused *amqp.Error
 	if !errors.As(err, &refused) {
 		return false

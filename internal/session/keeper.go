@@ -18,6 +18,12 @@ var ErrClosed = errors.New("closed")
 const (
 	backoffBase = 200 * time.Millisecond
 	backoffMax  = 15 * time.Second
+
+	// lasting is how long a session is up before its end starts a new count of
+	// failures. One that ends sooner has a longer pause after it than the
+	// last, but not beyond that of the soon-th failure: the broker is there.
+	lasting = 5 * time.Second
+	soon    = 4
 )
 
 // Events are called from the goroutines that keep and watch the session. They
@@ -54,8 +60,11 @@ type Keeper[T any] struct {
 	mu      sync.Mutex
 	session *Session // nil while there is none
 	value   T
-	lastErr error         // why there is none
-	changed chan struct{} // closed and replaced when one of these changes
+	// failures counts attempts that failed, and sessions that ended soon after
+	// they had come up, since the last that lasted.
+	failures int
+	lastErr  error         // why there is none
+	changed  chan struct{} // closed and replaced when one of these changes
 }
 
 // Keep starts a Keeper and waits for its first session. setup makes each
@@ -75,11 +84,13 @@ func Keep[T any](ctx context.Context, config Config, logger *slog.Logger, events
 	k.ctx, k.cancel = context.WithCancel(context.WithoutCancel(ctx)) //nolint:gosec // G118: Close calls it
 	go k.run()
 	for {
-		session, changed, lastErr := k.state()
+		session, failures, changed, lastErr := k.state()
 		if session != nil {
 			return k, nil
 		}
-		if Refused(lastErr) {
+		if Refused(lastErr) && (!errors.Is(lastErr, amqp.ErrCredentials) || failures > 1) {
+			// Credentials are believed to be wrong only when they were twice:
+			// the connection may have been lost at that point.
 			_ = k.Close(ctx)
 			return nil, lastErr
 		}
@@ -99,16 +110,16 @@ func notConnected(ctx context.Context, lastErr error) error {
 	return fmt.Errorf("%w: %w", ctx.Err(), lastErr)
 }
 
-func (k *Keeper[T]) state() (session *Session, changed <-chan struct{}, lastErr error) {
+func (k *Keeper[T]) state() (session *Session, failures int, changed <-chan struct{}, lastErr error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.session, k.changed, k.lastErr
+	return k.session, k.failures, k.changed, k.lastErr
 }
 
-func (k *Keeper[T]) set(session *Session, value T, lastErr error) {
+func (k *Keeper[T]) set(session *Session, value T, failures int, lastErr error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.session, k.value, k.lastErr = session, value, lastErr
+	k.session, k.value, k.failures, k.lastErr = session, value, failures, lastErr
 	close(k.changed)
 	k.changed = make(chan struct{})
 }
@@ -165,31 +176,35 @@ func (k *Keeper[T]) run() {
 				level = slog.LevelError
 			}
 			k.logger.Log(k.ctx, level, "ladder: no session, trying again", "connection", k.config.Name, "error", err, "failures", failures, "pause", pause)
-			k.set(nil, none, err)
+			k.set(nil, none, failures, err)
 			if !k.sleep(pause) {
 				return
 			}
 			continue
 		}
-		failures = 0
+		up := time.Now()
 		k.logger.Info("ladder: session up", "connection", k.config.Name, "generation", generation, "broker", session.Version())
 		if k.events.Up != nil {
 			k.events.Up(generation)
 		}
-		k.set(session, value, nil)
+		k.set(session, value, failures, nil)
 
 		select {
 		case <-session.Done():
 		case <-k.ctx.Done():
 			return // Close ends the session
 		}
-		k.set(nil, none, session.Err())
+		failures++
+		if time.Since(up) >= lasting {
+			failures = 1
+		}
+		k.set(nil, none, failures, session.Err())
 		k.logger.Warn("ladder: session lost", "connection", k.config.Name, "generation", generation, "error", session.Err())
 		if k.events.Lost != nil {
 			k.events.Lost(generation, session.Err())
 		}
 		generation++
-		if !k.sleep(backoff(1)) {
+		if !k.sleep(backoff(min(failures, soon))) {
 			return
 		}
 	}
@@ -248,7 +263,7 @@ func (k *Keeper[T]) sleep(d time.Duration) bool {
 func (k *Keeper[T]) Close(ctx context.Context) error {
 	k.cancel()
 	<-k.gone
-	session, _, _ := k.state()
+	session, _, _, _ := k.state()
 	if session == nil {
 		return nil
 	}

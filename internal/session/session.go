@@ -76,13 +76,13 @@ func (s *Session) watch(connClosed, channelClosed <-chan *amqp.Error, blockings 
 	for {
 		select {
 		case err := <-connClosed:
-			s.end(err)
+			s.end(err, events)
 			return
 		case err := <-channelClosed:
 			// When the connection dies, it closes its channels with the
 			// same error; a channel that closes alone takes the session with
 			// it.
-			s.end(err)
+			s.end(err, events)
 			return
 		case b, ok := <-blockings:
 			if !ok {
@@ -95,13 +95,16 @@ func (s *Session) watch(connClosed, channelClosed <-chan *amqp.Error, blockings 
 	}
 }
 
-func (s *Session) end(err *amqp.Error) {
+func (s *Session) end(err *amqp.Error, events Events) {
 	ended := errors.New("connection closed")
 	if err != nil {
 		ended = err
 	}
 	s.Drop(ended)
 	s.err = s.reason
+	if until, _ := s.Blocked(); until != nil {
+		events.blocking(s.Generation, amqp.Blocking{})
+	}
 	s.setBlocked(amqp.Blocking{})
 	close(s.done)
 }
@@ -169,14 +172,18 @@ func (s *Session) Close(ctx context.Context) error {
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { s.Drop(errClosing) })
 	defer stop()
-	if until, _ := s.Blocked(); until != nil {
+	until, _ := s.Blocked()
+	if until != nil {
 		// A blocked broker does not read, so it would not answer.
 		s.Drop(errClosing)
 	}
 	err := s.conn.Close()
 	<-s.done
-	if errors.Is(err, amqp.ErrClosed) {
+	switch {
+	case until != nil, errors.Is(err, amqp.ErrClosed):
 		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("the broker did not answer to the closing of the connection: %w", ctx.Err())
 	}
 	return err
 }
