@@ -200,6 +200,10 @@ func tableSize(table amqp.Table) int {
 
 func fieldSize(value any) int {
 	switch v := value.(type) {
+	case nil:
+		return 1
+	case bool, byte, int8:
+		return 2
 	case string:
 		return 5 + len(v)
 	case []byte:
