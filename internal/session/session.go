@@ -165,27 +165,23 @@ var errClosing = errors.New("connection closed on this side")
 const closeTimeout = 5 * time.Second
 
 // Close ends the session in good order: the broker is told, and what was
-// written before is read by it first. It is cut off when ctx ends, or after five
-// seconds.
+// written before is read by it first. It is cut off when ctx ends, with ctx's
+// error, or after five seconds. A connection that breaks meanwhile is closed too.
 func (s *Session) Close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	farewell, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { s.Drop(errClosing) })
+	stop := context.AfterFunc(farewell, func() { s.Drop(errClosing) })
 	defer stop()
-	until, _ := s.Blocked()
-	if until != nil {
+	if until, _ := s.Blocked(); until != nil {
 		// A blocked broker does not read, so it would not answer.
 		s.Drop(errClosing)
 	}
 	err := s.conn.Close()
 	<-s.done
-	switch {
-	case until != nil, errors.Is(err, amqp.ErrClosed):
-		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("the broker did not answer to the closing of the connection: %w", ctx.Err())
+	if err != nil {
+		return ctx.Err()
 	}
-	return err
+	return nil
 }
 
 // Call runs f, which waits for an answer from the broker, and drops the session if
