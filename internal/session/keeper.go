@@ -17,7 +17,7 @@ var ErrClosed = errors.New("closed")
 
 const (
 	backoffBase = 200 * time.Millisecond
-	backoffMax  = 15 * time.Second
+	backoffMax  = 5 * time.Second
 
 	// lasting is how long a session is up before its end starts a new count of
 	// failures. One that ends sooner has a longer pause after it than the
