@@ -400,11 +400,16 @@ func (p *Publisher) refused(ctx context.Context, a *attempt, reason error) {
 		a.last = err // the next session has declared the ladder again
 		return
 	case e.Code == amqp.NotFound, e.Code == amqp.AccessRefused:
-	case e.Code == amqp.InternalError && a.crashes == 0:
-		// This may have been the broker's own trouble.
+	case e.Code == amqp.InternalError:
+		// The broker may have crashed over it after it had taken it, or over
+		// something of its own: it gets another try.
+		a.maybeSent = true
 		a.crashes++
-		a.last = err
-		return
+		if a.crashes == 1 && !a.noRepublish {
+			a.last = err
+			return
+		}
+		err = fmt.Errorf("%w: %w", ErrInvalidMessage, reason)
 	default:
 		err = fmt.Errorf("%w: %w", ErrInvalidMessage, reason)
 	}

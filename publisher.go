@@ -248,7 +248,8 @@ func (p *Publisher) PublishDelayed(ctx context.Context, destination string, dela
 // or this machine's is set meanwhile, the message does not follow.
 func (p *Publisher) PublishAt(ctx context.Context, destination string, at time.Time, msg amqp.Publishing, opts ...PublishOption) error {
 	if at.IsZero() {
-		return &PublishError{Destination: destination, Err: fmt.Errorf("%w: PublishAt with the zero time", ErrInvalidMessage)}
+		// In a Message it means that At is not set; this year is refused.
+		at = at.AddDate(-1, 0, 0)
 	}
 	return p.publish(ctx, Message{Destination: destination, At: at, Publishing: msg}, opts)
 }
