@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rabbitladder/ladder"
+	"github.com/rabbitladder/ladder/internal/brokertest"
 )
 
 // patience is how long a test waits for what must come sooner or later: long
@@ -165,4 +166,17 @@ func receive[T any](tb testing.TB, ch <-chan T) T {
 		require.Fail(tb, "nothing came")
 		panic("unreachable")
 	}
+}
+
+// logQueuesOnFailure shows where messages are when a test has failed.
+func logQueuesOnFailure(t *testing.T, broker *brokertest.Broker) {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			queues, err := broker.Ctl(ctx, "list_queues", "name", "messages", "messages_ready", "messages_unacknowledged", "messages_dlx", "leader", "online")
+			t.Log(queues, err)
+		}
+	})
 }

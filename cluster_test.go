@@ -21,12 +21,7 @@ func TestCluster(t *testing.T) {
 	for i, node := range nodes {
 		urls[i] = node.AMQPURL()
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			queues, err := nodes[2].Ctl(context.Background(), "list_queues", "name", "messages", "messages_ready", "messages_unacknowledged", "messages_dlx", "leader", "online")
-			t.Log(queues, err)
-		}
-	})
+	logQueuesOnFailure(t, nodes[2])
 	l := faultLadder(t)
 	// A queue's leader is on the node where it is declared.
 	require.NoError(t, l.Declare(within(t), openChannel(t, urls[0])))

@@ -22,6 +22,13 @@ import (
 // returns nil, and puts it back into its queue when it returns an error or
 // panics.
 //
+// A message that is put back comes again, before those behind it, for ever. As
+// many that always fail as there are handlers (ConsumerConfig.Concurrency) leave
+// none for other messages. Until the consumer can retry through the ladder, a
+// handler should see to it: publish the message again with a delay, or store it
+// elsewhere, and return nil; or give the queue an x-delivery-limit and a dead-letter
+// exchange with ConsumerConfig.QueueArguments.
+//
 // Its context ends when the connection is lost, since the broker then gives the
 // message to someone else, and at the end of ConsumerConfig.ShutdownTimeout.
 type Handler func(ctx context.Context, d *Delivery) error
@@ -66,7 +73,8 @@ type ConsumerConfig struct {
 	Prefetch int
 
 	// RequeueDelay is how long a message whose handler failed is held before
-	// it goes back into its queue. It occupies one of Concurrency meanwhile.
+	// it goes back into its queue, so that it does not come again at once. It
+	// occupies one of Concurrency meanwhile.
 	// Defaults to one second.
 	RequeueDelay time.Duration
 
@@ -75,8 +83,8 @@ type ConsumerConfig struct {
 	// five seconds more. Defaults to 30 seconds.
 	ShutdownTimeout time.Duration
 
-	// Logger gets what happens to the connection, and the errors of handlers.
-	// Defaults to none.
+	// Logger gets what happens to the connection, and the errors of handlers,
+	// which nothing else shows. Defaults to none.
 	Logger *slog.Logger
 
 	// Observer is told what happens to the connection. Defaults to none.

@@ -31,7 +31,9 @@ type Delivery struct {
 	// publisher's, and 0 if NotBefore is zero.
 	Lateness time.Duration
 
-	// Attempt counts the attempts to handle the message, from 1.
+	// Attempt is 1, or what the header ladder-attempt says: it counts the times
+	// that the message was sent through the ladder again, not the times
+	// that it was put back into its queue (see Redelivered).
 	Attempt int
 }
 

@@ -17,8 +17,9 @@ const (
 	// HeaderNotBefore is the instant a message is due: an int64, milliseconds
 	// since 1970 UTC. The publisher sets it.
 	HeaderNotBefore = "ladder-not-before"
-	// HeaderAttempt counts the attempts to handle a message: an int64. It is
-	// absent before the first retry, which is attempt 2.
+	// HeaderAttempt counts the times that a message was sent through the ladder, the
+	// first included: an int64, and 1 where it is absent. It is reserved for
+	// retries through the ladder, which are not there yet.
 	HeaderAttempt = "ladder-attempt"
 
 	reservedPrefix = "ladder-"

@@ -219,6 +219,9 @@ func Republish(again bool) PublishOption { return republishOption(again) }
 // (classic queue) or on a majority of nodes (quorum queue). A delay that is zero or negative
 // is none.
 //
+// nil does not say that anyone has bound the destination: that counts when the
+// message is due. If nobody has then, it goes to the parking queue.
+//
 // The message is due at the instant of the call plus delay. It is delivered not
 // before that, by the broker's clock and to the millisecond, and less than one
 // unit later if the broker keeps up. The way there takes what is left of the

@@ -18,6 +18,7 @@ import (
 // objects is how many things a virtual host has.
 type objects struct {
 	queues, exchanges, bindings int
+	counted                     bool // by the broker
 	source                      string
 }
 
@@ -29,12 +30,12 @@ func (o objects) String() string {
 // without that it counts what the ladder declares.
 func countObjects(ctx context.Context, l *ladder.Ladder, url, managementURL string) objects {
 	topology := l.Topology()
-	declared := objects{len(topology.Queues), len(topology.Exchanges), len(topology.Bindings), "what the ladder declares, by Topology()"}
+	declared := objects{len(topology.Queues), len(topology.Exchanges), len(topology.Bindings), false, "not counted: this is what the ladder declares, by Topology()"}
 	if managementURL == "" {
 		declared.source += "; set LADDER_MANAGEMENT_URL to have the broker's count"
 		return declared
 	}
-	counted := objects{source: "in the virtual host, by the management API"}
+	counted := objects{counted: true, source: "in the virtual host, by the management API"}
 	for kind, n := range map[string]*int{"queues": &counted.queues, "exchanges": &counted.exchanges, "bindings": &counted.bindings} {
 		var err error
 		if *n, err = count(ctx, kind, url, managementURL); err != nil {

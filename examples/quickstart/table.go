@@ -158,12 +158,16 @@ func (t *table) summary(messages []*message, parked int, before, after objects) 
 	row("lateness", "%s", distribution(lateness))
 	row("  beyond rounding", "%s", distribution(beyondRounding))
 	row("hops", "%d in all, at most %d for one message", hops, most)
-	row("objects before", "%v", before)
-	same := "unchanged"
-	if before != after {
-		same = "changed"
+	switch {
+	case !before.counted || !after.counted:
+		row("objects", "%v", after)
+	case before == after:
+		row("objects before", "%v", before)
+		row("objects after", "%v: unchanged", after)
+	default:
+		row("objects before", "%v", before)
+		row("objects after", "%v: changed", after)
 	}
-	row("objects after", "%v: %s", after, same)
 	row("  counted", "%s", after.source)
 
 	if early+missing > 0 {

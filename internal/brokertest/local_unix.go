@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // serverScripts are where rabbitmq-server is looked for. Debian's /usr/sbin/rabbitmq-server changes the user and refuses
@@ -228,12 +229,28 @@ func (s *site) close(ctx context.Context) error {
 		errs = append(errs, s.epmd.end(ctx, syscall.SIGKILL))
 		s.epmd = nil
 	}
-	errs = append(errs, os.RemoveAll(s.dir))
+	errs = append(errs, removeAll(ctx, s.dir))
 	if s.guard != nil {
 		errs = append(errs, s.guard.set(""), s.guard.close())
 		s.guard = nil
 	}
 	return errors.Join(errs...)
+}
+
+// removeAll removes a directory. A process that is about to end, such as a
+// rabbitmqctl whose context has ended, can put a file into it meanwhile.
+func removeAll(ctx context.Context, dir string) error {
+	for {
+		err := os.RemoveAll(dir)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(pollInterval):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 func (n *localNode) start(context.Context) error {

@@ -78,7 +78,7 @@ func TestTLS(t *testing.T) {
 
 	// A certificate that nobody vouches for.
 	c.TLS = nil
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	_, err = session.Keep(ctx, c, silent, session.Events{}, identity)
 	require.Error(t, err)
