@@ -4,6 +4,7 @@ GOLANGCI_LINT_VERSION := v2.15.0
 GO       ?= go
 FUZZTIME ?= 1m
 SOAKTIME ?= 5m
+# Tests wait for brokers most of the time, so more of them run at once than there may be cores.
 # More flags for go test, for example: make test TESTFLAGS='-run TestPublish -v'
 TESTFLAGS ?=
 
@@ -28,7 +29,7 @@ demo: ## watch messages with all kinds of delays arrive, on a broker that it fin
 test: ## run all tests on a real broker that it finds or installs
 	@scripts/ensure-broker
 	@$(if $(RACE),,echo 'make test: without the race detector, since no C compiler was found' >&2)
-	@$(WITHBROKER) $(GO) test $(RACE) $(TESTFLAGS) ./...
+	@$(WITHBROKER) $(GO) test $(RACE) -parallel 6 -timeout 30m $(TESTFLAGS) ./...
 
 .PHONY: lint
 lint: ## vet, lint and check the format

@@ -16,6 +16,7 @@ import (
 // TestCluster loses, under load, the node that leads all level queues, and later
 // the connection of another node with its peers.
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	nodes := brokertest.Cluster(t, 3)
 	urls := make([]string, len(nodes))
 	for i, node := range nodes {

@@ -9,6 +9,7 @@ import (
 	"math"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,7 +70,10 @@ type ConsumerConfig struct {
 	Concurrency int
 
 	// Prefetch is the most messages that the broker hands over before they are
-	// acknowledged, 1 to 65535. Defaults to twice Concurrency.
+	// acknowledged, 1 to 65535. Those beyond Concurrency wait here, and the
+	// broker's consumer_timeout, 30 minutes by default, runs for them as well: with
+	// handlers that take many minutes set it to Concurrency. Defaults to twice
+	// Concurrency.
 	Prefetch int
 
 	// RequeueDelay is how long a message whose handler failed is held before
@@ -136,18 +140,26 @@ func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
 	return c, nil
 }
 
+// maxArguments is the most bytes of a queue's arguments. They must fit into a
+// frame, which has 4 KiB where a broker allows the least.
+const maxArguments = 3 << 10
+
 // allArguments returns a copy of the queue's arguments with the defaults.
-func (c ConsumerConfig) allArguments() (map[string]any, error) {
-	arguments := map[string]any{"x-queue-type": string(c.QueueType)}
+func (c ConsumerConfig) allArguments() (amqp.Table, error) {
+	arguments := amqp.Table{"x-queue-type": string(c.QueueType)}
 	if c.QueueType == Quorum {
 		arguments["x-delivery-limit"] = int64(math.MaxInt32)
 	}
+	var copies copier
 	for key, value := range c.QueueArguments {
-		copied, err := copyField(value, maxDepth)
+		copied, err := copies.entry(key, value, 0)
 		if err != nil {
-			return nil, invalidConfig("QueueArguments", key, "%w", err)
+			return nil, invalidConfig("QueueArguments", strconv.Quote(key), "%w", err)
 		}
 		arguments[key] = copied
+	}
+	if size := tableSize(arguments); size > maxArguments {
+		return nil, invalidConfig("QueueArguments", fmt.Sprintf("of %d bytes", size), "at most %d are possible", maxArguments)
 	}
 	return arguments, nil
 }

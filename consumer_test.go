@@ -398,6 +398,8 @@ func TestConsumerConfigRefuses(t *testing.T) {
 		"a queue of two lines":    {ladder.ConsumerConfig{URLs: urls, Queue: "a\nb"}, "control characters"},
 		"a queue not in UTF-8":    {ladder.ConsumerConfig{URLs: urls, Queue: "\xff"}, "UTF-8"},
 		"an argument AMQP lacks":  {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{"x-expires": time.Hour}}, "x-expires"},
+		"an argument's long name": {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{strings.Repeat("k", 300): 1}}, "300 bytes"},
+		"arguments over a frame":  {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{"x": strings.Repeat("y", 200_000)}}, "at most 3072"},
 		"another queue type":      {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueType: "stream"}, "QueueType"},
 		"negative concurrency":    {ladder.ConsumerConfig{URLs: urls, Queue: "q", Concurrency: -1}, "Concurrency -1"},
 		"a huge prefetch":         {ladder.ConsumerConfig{URLs: urls, Queue: "q", Prefetch: 65536}, "Prefetch 65536"},

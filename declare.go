@@ -306,6 +306,9 @@ func brokerError(err error) error {
 	}
 	switch refused.Code {
 	case amqp.NotFound:
+		if session.NodeDown(refused) {
+			return err
+		}
 		return fmt.Errorf("%w: %w", ErrTopologyMissing, err)
 	case amqp.AccessRefused:
 		return fmt.Errorf("%w: %w", ErrAccessRefused, err)

@@ -172,6 +172,7 @@ func TestBrokerKilled(t *testing.T) {
 
 // TestMemoryAlarm blocks the connection as a memory alarm does.
 func TestMemoryAlarm(t *testing.T) {
+	t.Parallel()
 	broker := brokertest.Private(t)
 	l, target := faultLadder(t), broker.AMQPURL()
 	o := &outcomes{}
@@ -230,6 +231,7 @@ func TestMemoryAlarm(t *testing.T) {
 // TestStalledConnection shows that neither a publish nor Close waits longer
 // than its context for a peer that has gone silent.
 func TestStalledConnection(t *testing.T) {
+	t.Parallel()
 	l, direct := faultLadder(t), brokertest.VHost(t)
 	proxy, through := proxied(t, direct)
 	patient := impatient

@@ -51,6 +51,7 @@ func prepare(msg amqp.Publishing, notBefore time.Time, maxBytes int) (amqp.Publi
 		return amqp.Publishing{}, fmt.Errorf("%w: it has %d headers; at most %d are possible", ErrInvalidMessage, len(msg.Headers), maxElements-brokerHeaders)
 	}
 	headers := make(amqp.Table, len(msg.Headers)+1)
+	var c copier
 	for key, value := range msg.Headers {
 		if isBrokerHeader(key) || strings.HasPrefix(key, reservedPrefix) {
 			continue
@@ -58,9 +59,9 @@ func prepare(msg amqp.Publishing, notBefore time.Time, maxBytes int) (amqp.Publi
 		if key == "CC" || key == "BCC" {
 			return amqp.Publishing{}, fmt.Errorf("%w: header %s: its keys would be routed through the ladder as well, at each level", ErrInvalidMessage, key)
 		}
-		copied, err := copyEntry(key, value, maxDepth)
+		copied, err := c.entry(key, value, 0)
 		if err != nil {
-			return amqp.Publishing{}, err
+			return amqp.Publishing{}, fmt.Errorf("%w: header %w", ErrInvalidMessage, err)
 		}
 		headers[key] = copied
 	}
@@ -104,32 +105,42 @@ func shortProperties(msg *amqp.Publishing) []property {
 	}
 }
 
-func copyEntry(key string, value any, depth int) (any, error) {
-	if len(key) > maxShortString {
-		return nil, fmt.Errorf("%w: header name %.40q... has %d bytes; AMQP allows %d", ErrInvalidMessage, key, len(key), maxShortString)
-	}
-	copied, err := copyField(value, depth)
-	if err != nil {
-		return nil, fmt.Errorf("%w: header %q: %w", ErrInvalidMessage, key, err)
-	}
-	return copied, nil
-}
-
 // amqp091-go closes the connection over a message that it receives with values
 // nested more than 32 deep, or with more than 8192 of them in one array or
 // table, so that such a message would come back to its consumers for ever.
 const (
-	maxDepth    = 32
+	maxDepth    = 31
 	maxElements = 8192
+	// maxValues is more than fit into a frame.
+	maxValues = 1 << 17
 	// brokerHeaders is room for those that the broker adds.
 	brokerHeaders = 16
 )
 
-// copyField returns a deep copy of the value of a header or argument. It makes an
-// int an int64, because amqp091-go cuts an int to 32 bits.
-func copyField(value any, depth int) (any, error) {
-	if depth == 0 {
+// A copier makes deep copies of headers and arguments. It makes an int an
+// int64, because amqp091-go cuts an int to 32 bits.
+type copier struct{ copied int }
+
+func (c *copier) entry(key string, value any, depth int) (any, error) {
+	if len(key) > maxShortString {
+		return nil, fmt.Errorf("the name %.40q... has %d bytes; AMQP allows %d", key, len(key), maxShortString)
+	}
+	copied, err := c.field(value, depth)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", key, err)
+	}
+	return copied, nil
+}
+
+func (c *copier) field(value any, depth int) (any, error) {
+	if depth > maxDepth {
 		return nil, fmt.Errorf("nested deeper than %d", maxDepth)
+	}
+	// Tables that share parts can be small in memory and without end on the
+	// wire.
+	c.copied++
+	if c.copied > maxValues {
+		return nil, fmt.Errorf("more than %d values", maxValues)
 	}
 	switch v := value.(type) {
 	case nil, bool, byte, int8, int16, int32, int64, uint16, uint32, string, amqp.Decimal, time.Time:
@@ -149,7 +160,7 @@ func copyField(value any, depth int) (any, error) {
 		array := make([]any, len(v))
 		for i := range v {
 			var err error
-			if array[i], err = copyField(v[i], depth-1); err != nil {
+			if array[i], err = c.field(v[i], depth+1); err != nil {
 				return nil, fmt.Errorf("element %d: %w", i, err)
 			}
 		}
@@ -161,7 +172,7 @@ func copyField(value any, depth int) (any, error) {
 		table := make(amqp.Table, len(v))
 		for key := range v {
 			var err error
-			if table[key], err = copyEntry(key, v[key], depth-1); err != nil {
+			if table[key], err = c.entry(key, v[key], depth+1); err != nil {
 				return nil, err
 			}
 		}

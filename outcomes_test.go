@@ -349,3 +349,42 @@ func TestMessageLargerThanTheBrokerTakes(t *testing.T) {
 	assert.LessOrEqual(t, lost, large, "the publisher learns the limit")
 	assert.LessOrEqual(t, len(list), messages-large+attempts-messages)
 }
+
+// TestInternalErrorAfterRouting crashes the broker's channel while it waits for
+// one of two queues: the other has the message already.
+func TestInternalErrorAfterRouting(t *testing.T) {
+	t.Parallel()
+	broker := brokertest.Private(t)
+	l, url := small(t), broker.AMQPURL()
+	ch := openChannel(t, url)
+	require.NoError(t, l.Declare(within(t), ch))
+	for _, queue := range []string{"awake", "asleep"} {
+		declareBound(t, ch, l, queue, "work")
+	}
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	eval := func(expression string) {
+		_, err := broker.Ctl(within(t), "eval", expression)
+		require.NoError(t, err)
+	}
+	asleep := func(verb string) string {
+		return `[sys:` + verb + `(element(1, amqqueue:get_pid(Q))) || Q <- rabbit_amqqueue:list(), element(4, amqqueue:get_name(Q)) =:= <<"asleep">>].`
+	}
+	eval(asleep("suspend"))
+	result := make(chan error, 1)
+	go func() { result <- p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}) }()
+	require.Eventually(t, func() bool { return messageCount(t, url, "awake") == 1 }, patience, 50*time.Millisecond)
+	var err error
+	require.Eventually(t, func() bool {
+		eval(`[exit(P, kill) || P <- rabbit_channel:list()].`)
+		select {
+		case err = <-result:
+			return true
+		case <-time.After(2 * time.Second): // the next session sends it again
+			return false
+		}
+	}, patience, 50*time.Millisecond)
+	eval(asleep("resume"))
+	require.ErrorIs(t, err, ladder.ErrInvalidMessage)
+	require.ErrorIs(t, err, ladder.ErrOutcomeUnknown)
+	assert.False(t, ladder.SafeToRetry(err), "a queue has it")
+}

@@ -144,7 +144,8 @@ type Publisher struct {
 
 // NewPublisher connects to the broker and, unless the config says Passive, declares the
 // ladder. It tries until ctx ends, but returns at once when the broker
-// refuses what will not change by itself: [ErrAccessRefused], a
+// refuses what will not change by itself (wrong credentials are tried twice,
+// which takes RabbitMQ some seconds): [ErrAccessRefused], a
 // [*TopologyMismatchError], or [ErrTopologyMissing] for a queue of Bindings that does not
 // exist. Other errors wrap [ErrInvalidConfig] or [ErrNotConnected]. Close the publisher
 // after use.

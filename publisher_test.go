@@ -93,7 +93,8 @@ func TestPublishRefuses(t *testing.T) {
 		"a long message id":        {ladder.Message{Publishing: amqp.Publishing{MessageId: long}}, ladder.ErrInvalidMessage, "MessageId has 256 bytes"},
 		"a long content type":      {ladder.Message{Publishing: amqp.Publishing{ContentType: long}}, ladder.ErrInvalidMessage, "ContentType has 256 bytes"},
 		"a long correlation id":    {ladder.Message{Publishing: amqp.Publishing{CorrelationId: long}}, ladder.ErrInvalidMessage, "CorrelationId has 256 bytes"},
-		"a header without end":     {ladder.Message{Publishing: amqp.Publishing{Headers: endless()}}, ladder.ErrInvalidMessage, "deeper than 32"},
+		"a header without end":     {ladder.Message{Publishing: amqp.Publishing{Headers: endless()}}, ladder.ErrInvalidMessage, "deeper than 31"},
+		"a header with many parts": {ladder.Message{Publishing: amqp.Publishing{Headers: doubling()}}, ladder.ErrInvalidMessage, "more than 131072 values"},
 		"too long an array":        {ladder.Message{Publishing: amqp.Publishing{Headers: amqp.Table{"a": make([]any, 8193)}}}, ladder.ErrInvalidMessage, "8193 elements"},
 		"too large a table":        {ladder.Message{Publishing: amqp.Publishing{Headers: amqp.Table{"t": numbered(8193)}}}, ladder.ErrInvalidMessage, "8193 entries"},
 		"too many headers":         {ladder.Message{Publishing: amqp.Publishing{Headers: numbered(8177)}}, ladder.ErrInvalidMessage, "8177 headers"},
@@ -146,6 +147,15 @@ func TestPublishManyHeaders(t *testing.T) {
 	require.NoError(t, p.PublishDelayed(within(t), "work", l.Horizon(), amqp.Publishing{Headers: numbered(8176)}))
 	require.NoError(t, p.PublishDelayed(within(t), "work", l.Horizon(), amqp.Publishing{Headers: amqp.Table{"a": make([]any, 8192), "t": numbered(8192)}}))
 	got.waitFor(t, 2)
+}
+
+// doubling returns a small table with 2^30 leaves.
+func doubling() amqp.Table {
+	table := amqp.Table{}
+	for range 30 {
+		table = amqp.Table{"a": table, "b": table}
+	}
+	return table
 }
 
 func endless() amqp.Table {

@@ -101,6 +101,12 @@ func dial(ctx context.Context, config Config, failed string) (dialed, error) {
 	return dialed{}, &dialError{errs}
 }
 
+// NodeDown tells whether the broker could not find a queue because the node that
+// holds it is down: a durable classic queue.
+func NodeDown(refused *amqp.Error) bool {
+	return refused.Code == amqp.NotFound && strings.Contains(refused.Reason, "home node")
+}
+
 // A dialError has the error of each URL.
 type dialError struct{ errs []error }
 
@@ -164,13 +170,31 @@ func dialURL(ctx context.Context, config Config, url string) (*amqp.Connection, 
 	return conn, socket, nil
 }
 
+// wrongCredentials returns how many URLs of a round had wrong credentials, by
+// amqp091-go's account: it takes any other end of the connection during the
+// login for that too.
+func wrongCredentials(err error) int {
+	if !errors.Is(err, amqp.ErrCredentials) {
+		return 0
+	}
+	dial, ok := errors.AsType[*dialError](err)
+	if !ok {
+		return 1
+	}
+	n := 0
+	for _, err := range dial.errs {
+		if errors.Is(err, amqp.ErrCredentials) {
+			n++
+		}
+	}
+	return n
+}
+
 // Refused tells whether the broker refused something for a reason that stays
 // until someone changes it: credentials, the virtual host, a permission, an object
 // that is missing or has other arguments. A reached connection limit is not
-// among them. If several URLs were dialed, all must have refused.
-//
-// amqp091-go reports wrong credentials by amqp.ErrCredentials, for which it also
-// takes any other end of the connection during the login.
+// among them, nor a node that is down. If several URLs were dialed, all must have
+// refused.
 func Refused(err error) bool {
 	if dial, ok := errors.AsType[*dialError](err); ok {
 		return !slices.ContainsFunc(dial.errs, func(err error) bool { return !Refused(err) })
@@ -180,8 +204,10 @@ func Refused(err error) bool {
 		return false
 	}
 	switch refused.Code {
-	case amqp.AccessRefused, amqp.NotFound, amqp.PreconditionFailed:
+	case amqp.AccessRefused, amqp.PreconditionFailed:
 		return true
+	case amqp.NotFound:
+		return !NodeDown(refused)
 	case amqp.NotAllowed:
 		return !strings.Contains(refused.Reason, "limit")
 	}

@@ -88,9 +88,8 @@ func Keep[T any](ctx context.Context, config Config, logger *slog.Logger, events
 		if session != nil {
 			return k, nil
 		}
-		if Refused(lastErr) && (!errors.Is(lastErr, amqp.ErrCredentials) || failures > 1) {
-			// Credentials are believed to be wrong only when they were twice:
-			// the connection may have been lost at that point.
+		// Credentials are believed to be wrong only when they were so twice.
+		if Refused(lastErr) && (wrongCredentials(lastErr) != 1 || failures > 1) {
 			_ = k.Close(ctx)
 			return nil, lastErr
 		}

@@ -305,6 +305,7 @@ func TestRefused(t *testing.T) {
 	assert.True(t, session.Refused(amqp.ErrCredentials))
 	assert.True(t, session.Refused(amqp.ErrVhost))
 	assert.True(t, session.Refused(&amqp.Error{Code: amqp.NotFound}))
+	assert.False(t, session.Refused(&amqp.Error{Code: amqp.NotFound, Reason: "NOT_FOUND - home node 'a@b' of durable queue 'q' in vhost '/' is down or inaccessible"}))
 	assert.False(t, session.Refused(&amqp.Error{Code: amqp.NotAllowed, Reason: "NOT_ALLOWED - access to vhost 'a' refused for user 'b': connection limit (0) is reached"}))
 	assert.False(t, session.Refused(&amqp.Error{Code: amqp.ConnectionForced}))
 	assert.False(t, session.Refused(errors.New("another")))
