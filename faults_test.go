@@ -355,7 +355,7 @@ func TestOutageMakesNothingLaterThanItMustBe(t *testing.T) {
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{through}, Connection: impatient})
 	proxy.Refuse()
 	proxy.Cut()
-	const delay, outage = 20 * time.Second, 2 * time.Second
+	const delay, outage = 20 * time.Second, 10 * time.Second
 	result := make(chan error, 1)
 	called := time.Now()
 	go func() { result <- p.PublishDelayed(within(t), "work", delay, amqp.Publishing{}) }()
