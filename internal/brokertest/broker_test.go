@@ -2,6 +2,7 @@ package brokertest
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"testing"
 	"time"
@@ -52,44 +53,82 @@ func dial(t *testing.T, target string) *amqp.Connection {
 	return conn
 }
 
-// roundTrip publishes one message to a durable quorum queue and takes it out again.
+// roundTrip publishes one message and takes it out again.
 func roundTrip(t *testing.T, target string) {
 	t.Helper()
 	publish(t, target)
 	consume(t, target)
 }
 
+// publish publishes one message to a durable quorum queue. It tries again for a
+// while, as consume does: a node that heals after a partition can start anew.
 func publish(t *testing.T, target string) {
 	t.Helper()
-	ch, err := dial(t, target).Channel()
-	require.NoError(t, err)
-	require.NoError(t, ch.Confirm(false))
-	_, err = ch.QueueDeclare("durable", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", "durable", true, false,
-		amqp.Publishing{DeliveryMode: amqp.Persistent, Body: []byte("hello")})
-	require.NoError(t, err)
-	acked, err := confirm.WaitContext(ctx)
-	require.NoError(t, err)
-	require.True(t, acked)
+	retry(t, func(conn *amqp.Connection) error {
+		ch, err := conn.Channel()
+		if err != nil {
+			return err
+		}
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		if _, err := ch.QueueDeclare("durable", true, false, false, false, amqp.Table{"x-queue-type": "quorum"}); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", "durable", true, false,
+			amqp.Publishing{DeliveryMode: amqp.Persistent, Body: []byte("hello")})
+		if err != nil {
+			return err
+		}
+		acked, err := confirm.WaitContext(ctx)
+		if err == nil && !acked {
+			err = errors.New("the broker did not take the message")
+		}
+		return err
+	}, target)
 }
 
 func consume(t *testing.T, target string) {
 	t.Helper()
-	conn := dial(t, target)
-	ch, err := conn.Channel()
-	require.NoError(t, err)
-	deliveries, err := ch.Consume("durable", "", false, false, false, false, nil)
-	require.NoError(t, err)
-	select {
-	case d := <-deliveries:
-		require.Equal(t, "hello", string(d.Body))
-		require.NoError(t, d.Ack(false))
-		require.NoError(t, conn.Close()) // or it would take the next message too
-	case <-time.After(20 * time.Second):
-		t.Fatal("the message did not arrive")
+	retry(t, func(conn *amqp.Connection) error {
+		ch, err := conn.Channel()
+		if err != nil {
+			return err
+		}
+		deliveries, err := ch.Consume("durable", "", false, false, false, false, nil)
+		if err != nil {
+			return err
+		}
+		select {
+		case d, open := <-deliveries:
+			if !open {
+				return errors.New("the consumer ended")
+			}
+			require.Equal(t, "hello", string(d.Body))
+			return d.Ack(false)
+		case <-time.After(20 * time.Second):
+			return errors.New("the message did not arrive")
+		}
+	}, target)
+}
+
+// retry calls what with a connection of its own until it succeeds.
+func retry(t *testing.T, what func(*amqp.Connection) error, target string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(pollInterval) {
+		conn, err := amqp.DialConfig(target, amqp.Config{Dial: amqp.DefaultDial(5 * time.Second)})
+		if err == nil {
+			err = what(conn)
+			_ = conn.CloseDeadline(time.Now().Add(time.Second)) // or it would take the next message too
+		}
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			require.NoError(t, err)
+		}
 	}
 }
 
