@@ -60,15 +60,22 @@ type dockerCluster struct {
 	containers []string // those not closed yet
 }
 
+// prepareTestcontainers sets what testcontainers-go keeps for the whole process,
+// once: tests start brokers at the same time.
+var prepareTestcontainers = sync.OnceValue(func() error {
+	tclog.SetDefault(tclog.NewNoopLogger()) // it greets at every start
+	// The reaper is a second image, and does after a crash what our guard does too.
+	if os.Getenv("TESTCONTAINERS_RYUK_DISABLED") != "" {
+		return nil
+	}
+	return os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
+})
+
 // startDocker starts a cluster of n containers.
 func startDocker(ctx context.Context, n int) ([]*Broker, error) {
-	// The reaper is a second image, and does after a crash what our guard does too.
-	if os.Getenv("TESTCONTAINERS_RYUK_DISABLED") == "" {
-		if err := os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true"); err != nil {
-			return nil, fmt.Errorf("brokertest: %w", err)
-		}
+	if err := prepareTestcontainers(); err != nil {
+		return nil, fmt.Errorf("brokertest: %w", err)
 	}
-	tclog.SetDefault(tclog.NewNoopLogger()) // it greets at every start
 	provider, err := testcontainers.NewDockerProvider(testcontainers.WithLogger(tclog.NewNoopLogger()))
 	if err != nil {
 		return nil, fmt.Errorf("docker: engine %w: %w", errUnavailable, err)
