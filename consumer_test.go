@@ -205,7 +205,7 @@ func TestConsumerDrainsOnShutdown(t *testing.T) {
 func TestConsumerLosesItsConnection(t *testing.T) {
 	t.Parallel()
 	l, direct := small(t), brokertest.VHost(t)
-	proxy, through := proxied(t, direct)
+	proxy, through := brokertest.Proxied(t, direct)
 	type call struct {
 		body string
 		ctx  context.Context
@@ -243,7 +243,7 @@ func TestConsumerWaitsForHandlersOfALostSession(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l, direct := small(t), brokertest.VHost(t)
-			proxy, through := proxied(t, direct)
+			proxy, through := brokertest.Proxied(t, direct)
 			begun, release, ended := make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
 			stop := start(t, l, ladder.ConsumerConfig{URLs: []string{through}, Connection: impatient, Queue: "work", Destinations: []string{"work"}, ShutdownTimeout: timeout},
 				func(context.Context, *ladder.Delivery) error {

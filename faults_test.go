@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/url"
 	"slices"
 	"sync"
 	"testing"
@@ -23,20 +22,6 @@ import (
 // impatient makes a session notice faults soon.
 var impatient = ladder.ConnectionConfig{
 	Heartbeat: time.Second, DialTimeout: 2 * time.Second, WriteTimeout: time.Second, SetupTimeout: 10 * time.Second,
-}
-
-// proxied starts a fault proxy in front of a broker and returns the URL through
-// it.
-func proxied(t *testing.T, target string) (*brokertest.FaultProxy, string) {
-	t.Helper()
-	u, err := url.Parse(target)
-	require.NoError(t, err)
-	proxy, err := brokertest.NewFaultProxy(t.Context(), u.Host)
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, proxy.Close()) })
-	through, err := proxy.URL(target)
-	require.NoError(t, err)
-	return proxy, through
 }
 
 func faultLadder(tb testing.TB) *ladder.Ladder {
@@ -56,7 +41,7 @@ func closePublisher(t *testing.T, p *ladder.Publisher) {
 func TestNetworkFaults(t *testing.T) {
 	const messages, goroutines = 20_000, 64
 	l, direct := faultLadder(t), brokertest.VHost(t)
-	proxy, through := proxied(t, direct)
+	proxy, through := brokertest.Proxied(t, direct)
 	var c tally
 	stop := start(t, l, ladder.ConsumerConfig{URLs: []string{direct}, Queue: "work", Destinations: []string{"work"}, Concurrency: 1, Prefetch: 1000}, c.count)
 
@@ -233,7 +218,7 @@ func TestMemoryAlarm(t *testing.T) {
 func TestStalledConnection(t *testing.T) {
 	t.Parallel()
 	l, direct := faultLadder(t), brokertest.VHost(t)
-	proxy, through := proxied(t, direct)
+	proxy, through := brokertest.Proxied(t, direct)
 	patient := impatient
 	patient.WriteTimeout, patient.Heartbeat = time.Hour, time.Hour
 	p, err := ladder.NewPublisher(within(t), l, ladder.PublisherConfig{URLs: []string{through}, Connection: patient})
@@ -271,7 +256,7 @@ func TestStalledConnection(t *testing.T) {
 func TestConfirmTimeout(t *testing.T) {
 	t.Parallel()
 	l, direct := faultLadder(t), brokertest.VHost(t)
-	proxy, through := proxied(t, direct)
+	proxy, through := brokertest.Proxied(t, direct)
 	patient := impatient
 	patient.Heartbeat = time.Hour
 	o := &outcomes{}
@@ -314,7 +299,7 @@ func TestBatchAtItsDeadline(t *testing.T) {
 func TestNoRepublish(t *testing.T) {
 	t.Parallel()
 	l, direct := faultLadder(t), brokertest.VHost(t)
-	proxy, through := proxied(t, direct)
+	proxy, through := brokertest.Proxied(t, direct)
 	for _, c := range []struct {
 		config ladder.PublisherConfig
 		opts   []ladder.PublishOption
@@ -351,7 +336,7 @@ func TestOutageMakesNothingLaterThanItMustBe(t *testing.T) {
 	require.NoError(t, l.Declare(within(t), ch))
 	declareBound(t, ch, l, "work", "work")
 	got := collect(t, ch, l, "work")
-	proxy, through := proxied(t, direct)
+	proxy, through := brokertest.Proxied(t, direct)
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{through}, Connection: impatient})
 	proxy.Refuse()
 	proxy.Cut()
@@ -371,8 +356,8 @@ func TestOutageMakesNothingLaterThanItMustBe(t *testing.T) {
 func TestPublisherReconnectsToAnotherURL(t *testing.T) {
 	t.Parallel()
 	l, direct := faultLadder(t), brokertest.VHost(t)
-	first, throughFirst := proxied(t, direct)
-	second, throughSecond := proxied(t, direct)
+	first, throughFirst := brokertest.Proxied(t, direct)
+	second, throughSecond := brokertest.Proxied(t, direct)
 	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{throughFirst, throughSecond}, Connection: impatient})
 	for _, down := range []*brokertest.FaultProxy{first, second} {
 		down.Refuse()
@@ -386,7 +371,7 @@ func TestPublisherReconnectsToAnotherURL(t *testing.T) {
 func TestCloseWithoutConnection(t *testing.T) {
 	t.Parallel()
 	l, direct := faultLadder(t), brokertest.VHost(t)
-	proxy, through := proxied(t, direct)
+	proxy, through := brokertest.Proxied(t, direct)
 	p, err := ladder.NewPublisher(within(t), l, ladder.PublisherConfig{URLs: []string{through}, Connection: impatient})
 	require.NoError(t, err)
 	proxy.Refuse()

@@ -147,8 +147,8 @@ type Publisher struct {
 // refuses what will not change by itself (wrong credentials are tried twice,
 // which takes RabbitMQ some seconds): [ErrAccessRefused], a
 // [*TopologyMismatchError], or [ErrTopologyMissing] for a queue of Bindings that does not
-// exist. Other errors wrap [ErrInvalidConfig] or [ErrNotConnected]. Close the publisher
-// after use.
+// exist. Other errors wrap [ErrInvalidConfig] or
+// [ErrNotConnected], or the broker's refusal, an [*amqp.Error]. Close the publisher after use.
 func NewPublisher(ctx context.Context, l *Ladder, config PublisherConfig) (*Publisher, error) {
 	config, err := config.withDefaults(l)
 	if err != nil {

@@ -29,7 +29,7 @@ func TestSoak(t *testing.T) {
 	}
 	const rate, publishers = 500, 16 // messages per second
 	l, direct := faultLadder(t), brokertest.VHost(t)
-	proxy, through := proxied(t, direct)
+	proxy, through := brokertest.Proxied(t, direct)
 
 	// What is counted is allocated beforehand, so as not to grow itself.
 	most := int(soak.Seconds()+10) * rate

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -159,4 +160,28 @@ func closePackageEnv() error {
 // uniqueName makes a name that no other test binary uses, and that shows whose it is.
 func uniqueName(hint string) string {
 	return fmt.Sprintf("%.80s-%s", strings.ReplaceAll(hint, "/", "."), rand.Text()[:8])
+}
+
+// Proxied starts a fault proxy in front of the broker of an AMQP URL, and returns it with the URL through it. It is
+// closed when the test is over.
+func Proxied(tb testing.TB, target string) (proxy *FaultProxy, through string) {
+	tb.Helper()
+	u, err := url.Parse(target)
+	if err != nil {
+		tb.Fatal("brokertest: the target is not a URL") // the parser's error would show the password
+	}
+	proxy, err = NewFaultProxy(tb.Context(), u.Host)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := proxy.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	through, err = proxy.URL(target)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return proxy, through
 }

@@ -54,21 +54,9 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-func proxied(t *testing.T, target string) (*brokertest.FaultProxy, string) {
-	t.Helper()
-	u, err := url.Parse(target)
-	require.NoError(t, err)
-	proxy, err := brokertest.NewFaultProxy(t.Context(), u.Host)
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, proxy.Close()) })
-	through, err := proxy.URL(target)
-	require.NoError(t, err)
-	return proxy, through
-}
-
 func TestNextSessionIsAnother(t *testing.T) {
 	t.Parallel()
-	proxy, through := proxied(t, brokertest.For(t).URL)
+	proxy, through := brokertest.Proxied(t, brokertest.For(t).URL)
 	var mu sync.Mutex
 	var told []string
 	tell := func(s string) {
@@ -150,7 +138,7 @@ func TestDo(t *testing.T) {
 
 func TestDoEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	proxy, through := proxied(t, brokertest.For(t).URL)
+	proxy, through := brokertest.Proxied(t, brokertest.For(t).URL)
 	k := keep(t, config(through), session.Events{})
 	s, err := k.Current(within(t))
 	require.NoError(t, err)
@@ -168,7 +156,7 @@ func TestDoEndsWithItsContext(t *testing.T) {
 
 func TestCloseOfStalledSessionIsPrompt(t *testing.T) {
 	t.Parallel()
-	proxy, through := proxied(t, brokertest.For(t).URL)
+	proxy, through := brokertest.Proxied(t, brokertest.For(t).URL)
 	c := config(through)
 	c.WriteTimeout, c.Heartbeat = time.Hour, time.Hour
 	k, err := session.Keep(within(t), c, silent, session.Events{}, identity)
@@ -253,7 +241,7 @@ func TestCredentialsAreAskedForEachDial(t *testing.T) {
 		asked++
 		return []amqp.Authentication{&amqp.PlainAuth{Username: u.User.Username(), Password: password}}, nil
 	}
-	proxy, through := proxied(t, c.URLs[0])
+	proxy, through := brokertest.Proxied(t, c.URLs[0])
 	c.URLs = []string{through}
 	k := keep(t, c, session.Events{})
 	s, err := k.Current(within(t))
