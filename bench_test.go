@@ -34,6 +34,25 @@ func BenchmarkEncode(b *testing.B) {
 		}
 	})
 
+	b.Run("RouteWithSlack", func(b *testing.B) {
+		l := mustLadder(b, ladder.Config{Slack: 0.01})
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := l.Route(delay, destination); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+
+	b.Run("UnitsWithin", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := l.UnitsWithin(delay, delay/100); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+
 	b.Run("ParseKey", func(b *testing.B) {
 		route, err := l.Route(delay, destination)
 		if err != nil {

@@ -3,6 +3,7 @@ package ladder
 import (
 	"fmt"
 	"iter"
+	"math"
 	"math/bits"
 	"strings"
 	"time"
@@ -17,7 +18,8 @@ type Route struct {
 	// Key is the routing key: one word of 0 or 1 for each level, the highest
 	// first, then the destination.
 	Key string
-	// Units is the delay in units, rounded up.
+	// Units is the delay in units, rounded up, and longer where Config.Slack
+	// saved hops.
 	Units uint64
 }
 
@@ -38,16 +40,58 @@ func (l *Ladder) Units(d time.Duration) (uint64, error) {
 	return units, nil
 }
 
+// UnitsWithin returns the delay in whole units from d to d + slack that has the
+// fewest hops, and the shortest of several: of 1023 s with 1 s of slack it makes
+// 1024 units of 1 s, one hop, where [Ladder.Units] makes 1023, ten hops.
+//
+// It never returns less than Units, and just that if no whole unit lies in the
+// window or slack is zero or negative. The window ends at the horizon, however
+// large slack is. The error is that of Units: d is beyond the horizon.
+// Config.Slack plays no part here.
+func (l *Ladder) UnitsWithin(d, slack time.Duration) (uint64, error) {
+	units, err := l.Units(d)
+	if units == 0 || slack <= 0 {
+		return units, err
+	}
+	// Two positive durations have room in a uint64.
+	latest := (uint64(d) + uint64(slack)) / uint64(l.config.Unit)
+	return fewestBits(units, max(units, min(latest, l.maxUnits()))), nil
+}
+
+// fewestBits returns the value from least to most with the fewest 1 bits, and the
+// smallest of several. It takes least <= most < 1<<63.
+func fewestBits(least, most uint64) uint64 {
+	// All values in between begin with the bits that least and most have in
+	// common. Only least can do without a 1 behind these: if its rest is 0.
+	// Else one is enough, at the next power of two: that is not above the
+	// highest bit of most's rest, which least's rest does not have.
+	rest := least & (1<<bits.Len64(least^most) - 1)
+	if rest&(rest-1) == 0 {
+		return least
+	}
+	return least - rest + 1<<bits.Len64(rest)
+}
+
+// slack returns the ladder's slack for a delay. It means nothing beyond the
+// horizon, where the product can overflow.
+func (l *Ladder) slack(d time.Duration) time.Duration {
+	if l.config.Slack == 0 {
+		return 0
+	}
+	return time.Duration(math.RoundToEven(l.config.Slack * float64(d)))
+}
+
 func (l *Ladder) maxUnits() uint64 { return 1<<l.config.Levels - 1 }
 
-// Route returns the way of a message with delay d to a destination. Its error is
+// Route returns the way of a message with delay d to a destination: with the
+// fewest hops that Config.Slack allows, as by [Ladder.UnitsWithin]. Its error is
 // a [*DelayTooLongError] or wraps [ErrInvalidDestination].
 //
 // A destination is what consumers bind a queue to: any UTF-8 string of 1 to
 // [Ladder.MaxDestination] bytes. Dots separate words, which may be empty, but
 // none may be exactly "*" or "#".
 func (l *Ladder) Route(d time.Duration, destination string) (Route, error) {
-	units, err := l.Units(d)
+	units, err := l.UnitsWithin(d, l.slack(d))
 	if err != nil {
 		return Route{}, err
 	}
@@ -155,6 +199,8 @@ func (l *Ladder) checkDestination(destination string) error {
 	case len(destination) > l.MaxDestination():
 		return fmt.Errorf("%w %.40q...: it has %d bytes; a routing key of %s has room for %d",
 			ErrInvalidDestination, destination, len(destination), l, l.MaxDestination())
+	case isPlain(destination):
+		return nil
 	case !utf8.ValidString(destination):
 		return fmt.Errorf("%w %q: it is not valid UTF-8", ErrInvalidDestination, destination)
 	}
@@ -164,12 +210,20 @@ func (l *Ladder) checkDestination(destination string) error {
 	return nil
 }
 
+// isPlain tells in one pass that a destination can be neither invalid UTF-8 nor
+// have a wildcard. Nearly all are like this.
+func isPlain(destination string) bool {
+	for i := range len(destination) {
+		if c := destination[i]; c >= utf8.RuneSelf || c == '*' || c == '#' {
+			return false
+		}
+	}
+	return true
+}
+
 // wildcardWord returns a word of the destination that a topic exchange takes
 // for a wildcard in a binding, or "".
 func wildcardWord(destination string) string {
-	if strings.IndexByte(destination, '*') < 0 && strings.IndexByte(destination, '#') < 0 {
-		return ""
-	}
 	for word := range strings.SplitSeq(destination, ".") {
 		if word == "*" || word == "#" {
 			return word

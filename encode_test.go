@@ -612,6 +612,15 @@ func TestEncodeAllocations(t *testing.T) { //nolint:paralleltest // see above
 		route, _ = l.Route(699_050*time.Second, "email.delivery")
 	}), 1.0, "Route allocates the key and nothing else")
 
+	loose := mustLadder(t, ladder.Config{Slack: 0.01})
+	assert.LessOrEqual(t, testing.AllocsPerRun(1000, func() {
+		_, _ = loose.Route(699_050*time.Second, "email.delivery")
+	}), 1.0, "Route with slack")
+
+	assert.Zero(t, testing.AllocsPerRun(1000, func() {
+		_, _ = l.UnitsWithin(699_050*time.Second, time.Hour)
+	}), "UnitsWithin")
+
 	assert.Zero(t, testing.AllocsPerRun(1000, func() {
 		_, _, _ = l.ParseKey(route.Key)
 	}), "ParseKey")

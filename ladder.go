@@ -2,6 +2,7 @@ package ladder
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -71,7 +72,8 @@ const (
 //
 // Name, Unit and Levels are part of the name of each broker object, so ladders
 // that differ in one of them are apart. QueueType is not: two ladders that
-// differ in it alone are refused by the broker ([TopologyMismatchError]).
+// differ in it alone are refused by the broker ([TopologyMismatchError]). Layout and
+// Slack are not either, and ladders that differ in these share their objects.
 type Config struct {
 	// Name is the prefix of all object names. It must not be "amq" or start
 	// with "amq." (reserved by AMQP 0-9-1), must be valid UTF-8 without control
@@ -96,6 +98,14 @@ type Config struct {
 
 	// Layout is the way the exchanges are bound. Defaults to Direct.
 	Layout Layout
+
+	// Slack is how much longer than asked a message may wait so that it has
+	// fewer hops: a fraction of its delay, 0 to 1. 0.01 takes 1024 s for 1023,
+	// one hop instead of ten. It never makes a message early. It is for
+	// [Ladder.Route], for the retries of consumers, and for publishers, where
+	// [WithSlack] overrides it. Defaults to 0: what is asked, rounded up to a
+	// whole unit.
+	Slack float64
 }
 
 // A Ladder is the geometry and the names of one ladder: a value without a
@@ -178,6 +188,9 @@ func (c Config) validate() error {
 	}
 	if c.Layout != Direct && c.Layout != Chain {
 		return invalidConfig("Layout", strconv.Quote(string(c.Layout)), "must be %q or %q", Direct, Chain)
+	}
+	if math.IsNaN(c.Slack) || c.Slack < 0 || c.Slack > 1 {
+		return invalidConfig("Slack", c.Slack, "must be 0 to 1, a fraction of the delay")
 	}
 	return nil
 }

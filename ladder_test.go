@@ -32,6 +32,7 @@ func TestNewKeepsWhatIsGiven(t *testing.T) {
 	t.Parallel()
 	config := ladder.Config{
 		Name: "orders", Unit: 250 * time.Millisecond, Levels: 8, QueueType: ladder.Classic, Layout: ladder.Chain,
+		Slack: 0.05,
 	}
 	assert.Equal(t, config, mustLadder(t, config).Config())
 }
@@ -64,6 +65,8 @@ func TestNewAccepts(t *testing.T) {
 		{"quorum", ladder.Config{QueueType: ladder.Quorum}},
 		{"chain", ladder.Config{Layout: ladder.Chain}},
 		{"direct", ladder.Config{Layout: ladder.Direct}},
+		{"smallest slack", ladder.Config{Slack: math.SmallestNonzeroFloat64}},
+		{"slack of the whole delay", ladder.Config{Slack: 1}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -115,6 +118,12 @@ func TestNewRefuses(t *testing.T) {
 		{"queue type", ladder.Config{QueueType: "stream"}, "QueueType", `"stream"`, `"quorum" or "classic"`},
 		{"queue type in capitals", ladder.Config{QueueType: "Quorum"}, "QueueType", `"Quorum"`, `"quorum" or "classic"`},
 		{"layout", ladder.Config{Layout: "ring"}, "Layout", `"ring"`, `"direct" or "chain"`},
+		{"negative slack", ladder.Config{Slack: -0.01}, "Slack", "-0.01", "0 to 1"},
+		{"slack in percent", ladder.Config{Slack: 5}, "Slack", "5", "0 to 1"},
+		{"slack just above the delay", ladder.Config{Slack: math.Nextafter(1, 2)}, "Slack", "1.0000000000000002", "0 to 1"},
+		{"slack that is no number", ladder.Config{Slack: math.NaN()}, "Slack", "NaN", "0 to 1"},
+		{"infinite slack", ladder.Config{Slack: math.Inf(1)}, "Slack", "+Inf", "0 to 1"},
+		{"negative infinite slack", ladder.Config{Slack: math.Inf(-1)}, "Slack", "-Inf", "0 to 1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
