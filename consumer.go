@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -19,19 +17,24 @@ import (
 	"github.com/rabbitladder/ladder/internal/session"
 )
 
-// A Handler handles one message. [Consumer.Run] acknowledges the message when the handler
-// returns nil, and puts it back into its queue when it returns an error or
-// panics.
+// A Handler handles one message. What it returns decides what becomes of the
+// message:
 //
-// A message that is put back comes again, before those behind it, for ever. As
-// many that always fail as there are handlers (ConsumerConfig.Concurrency) leave
-// none for other messages. Until the consumer can retry through the ladder, a
-// handler should see to it: publish the message again with a delay, or store it
-// elsewhere, and return nil; or give the queue an x-delivery-limit and a dead-letter
-// exchange with ConsumerConfig.QueueArguments.
+//   - nil: it is acknowledged.
+//   - An error: the retry policy says whether and when it comes again, by the ladder and to this
+//     queue alone, with Delivery.Attempt one higher. If not, it goes to the failed queue.
+//   - [Permanent]: it goes to the failed queue.
+//   - [RetryAfter]: it comes again after that time, with the same Delivery.Attempt.
 //
-// Its context ends when the connection is lost, since the broker then gives the
-// message to someone else, and at the end of ConsumerConfig.ShutdownTimeout.
+// A panic is an error, and so is runtime.Goexit. What goes into the ladder or the failed queue is
+// confirmed there before it is acknowledged here, so it is never lost and can come twice.
+//
+// The handler's context ends when the connection is lost, since the broker then gives
+// the message to someone else; shortly before the end of
+// ConsumerConfig.ShutdownTimeout; and at ConsumerConfig.HandlerTimeout.
+// context.Cause tells which: [ErrSessionLost], [ErrShutdownTimeout] or
+// context.DeadlineExceeded. In the first two cases an error is not an attempt that failed: the
+// message goes back into its queue.
 type Handler func(ctx context.Context, d *Delivery) error
 
 // ConsumerConfig configures a [Consumer]. URLs and Queue must be given; the other
@@ -53,7 +56,7 @@ type ConsumerConfig struct {
 	Destinations []string
 
 	// QueueType is the type of the queue where the consumer declares it.
-	// Defaults to Quorum, in which messages survive the loss of a node.
+	// Defaults to that of the ladder's queues.
 	QueueType QueueType
 
 	// QueueArguments are further arguments of the queue. For a quorum queue
@@ -62,8 +65,20 @@ type ConsumerConfig struct {
 	QueueArguments map[string]any
 
 	// Passive makes the consumer declare and bind nothing. It cannot be
-	// combined with Destinations, QueueType or QueueArguments.
+	// combined with Destinations, QueueType or QueueArguments. The ladder, the queue and the failed
+	// queue must be there, and the queue must be bound to [Ladder.RetryDestination]:
+	// otherwise messages that wait for another attempt are parked.
 	Passive bool
+
+	// Retry decides what becomes of a message whose handler failed. Defaults to
+	// ExponentialBackoff{}: ten attempts within about nine minutes.
+	Retry RetryPolicy
+
+	// FailedQueue is the name of the queue for messages that have no attempt left or failed for
+	// good. The consumer declares it as a quorum queue without limits; see
+	// [Publisher.ReplayFailed] for the way back. Defaults to the queue's name and
+	// ".failed".
+	FailedQueue string
 
 	// Concurrency is the number of handlers that run at the same time. One
 	// that goes on after its connection was lost counts. Defaults to 10.
@@ -76,53 +91,63 @@ type ConsumerConfig struct {
 	// Concurrency.
 	Prefetch int
 
-	// RequeueDelay is how long a message whose handler failed is held before
-	// it goes back into its queue, so that it does not come again at once. It
-	// occupies one of Concurrency meanwhile.
-	// Defaults to one second.
-	RequeueDelay time.Duration
+	// HandlerTimeout ends the handler's context when a message takes longer. That is an
+	// attempt that failed, if the handler returns an error then. Defaults to none.
+	HandlerTimeout time.Duration
 
 	// ShutdownTimeout is how long Run goes on after its context has ended, to
-	// give messages back and to wait for handlers. Closing the connection takes up to
-	// five seconds more. Defaults to 30 seconds.
+	// give messages back and to wait for handlers. Their contexts end when four fifths of it have
+	// passed. Closing the connections takes up to five seconds more. Defaults to
+	// 20 seconds: with that it is within the 30 that Kubernetes gives a pod.
 	ShutdownTimeout time.Duration
 
-	// Logger gets what happens to the connection, and the errors of handlers,
-	// which nothing else shows. Defaults to none.
+	// Logger gets what happens to the connections, the errors of handlers, and what
+	// becomes of their messages. Defaults to none.
 	Logger *slog.Logger
 
-	// Observer is told what happens to the connection. Defaults to none.
+	// Observer is told the outcome of each message and what happens to the
+	// connections. Defaults to none.
 	Observer Observer
 }
 
-var (
-	errConsumerCancelled = errors.New("the broker cancelled the consumer")
-	errHandlerExited     = errors.New("ladder: the handler ended its goroutine (runtime.Goexit)")
-)
+var errConsumerCancelled = errors.New("the broker cancelled the consumer")
 
 // withDefaults returns the checked configuration with the defaults filled in.
 func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
 	if c.Passive && (len(c.Destinations) > 0 || c.QueueType != "" || len(c.QueueArguments) > 0) {
 		return c, invalidConfig("Passive", true, "a passive consumer declares and binds nothing: Destinations, QueueType and QueueArguments must be empty")
 	}
-	c.QueueType = cmp.Or(c.QueueType, Quorum)
+	c.QueueType = cmp.Or(c.QueueType, l.config.QueueType)
 	c.Concurrency = cmp.Or(c.Concurrency, 10)
 	c.Prefetch = cmp.Or(c.Prefetch, min(2*c.Concurrency, math.MaxUint16))
-	c.RequeueDelay = cmp.Or(c.RequeueDelay, time.Second)
-	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 30*time.Second)
+	c.FailedQueue = cmp.Or(c.FailedQueue, FailedQueue(c.Queue))
+	if c.Retry == nil {
+		c.Retry = ExponentialBackoff{}
+	}
+	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 20*time.Second)
 	c.Logger = orSilent(c.Logger)
 	if err := checkQueueName("Queue", c.Queue); err != nil {
 		return c, err
 	}
+	if err := checkQueueName("FailedQueue", c.FailedQueue); err != nil {
+		return c, err
+	}
+	if policy, ok := c.Retry.(interface{ validate() error }); ok {
+		if err := policy.validate(); err != nil {
+			return c, err
+		}
+	}
 	switch {
+	case c.FailedQueue == c.Queue:
+		return c, invalidConfig("FailedQueue", strconv.Quote(c.FailedQueue), "must be another queue than Queue")
 	case c.QueueType != Quorum && c.QueueType != Classic:
 		return c, invalidConfig("QueueType", fmt.Sprintf("%q", c.QueueType), "must be %q or %q", Quorum, Classic)
 	case c.Concurrency < 1:
 		return c, invalidConfig("Concurrency", c.Concurrency, "must be at least 1")
 	case c.Prefetch < 1 || c.Prefetch > math.MaxUint16:
 		return c, invalidConfig("Prefetch", c.Prefetch, "must be 1 to %d", math.MaxUint16)
-	case c.RequeueDelay < 0:
-		return c, invalidConfig("RequeueDelay", c.RequeueDelay, "must be positive")
+	case c.HandlerTimeout < 0:
+		return c, invalidConfig("HandlerTimeout", c.HandlerTimeout, "must be positive")
 	case c.ShutdownTimeout < 0:
 		return c, invalidConfig("ShutdownTimeout", c.ShutdownTimeout, "must be positive")
 	}
@@ -144,11 +169,14 @@ func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
 // frame, which has 4 KiB where a broker allows the least.
 const maxArguments = 3 << 10
 
+// noDeliveryLimit keeps a quorum queue from dropping what was put back often.
+const noDeliveryLimit = int64(math.MaxInt32)
+
 // allArguments returns a copy of the queue's arguments with the defaults.
 func (c ConsumerConfig) allArguments() (amqp.Table, error) {
 	arguments := amqp.Table{"x-queue-type": string(c.QueueType)}
 	if c.QueueType == Quorum {
-		arguments["x-delivery-limit"] = int64(math.MaxInt32)
+		arguments["x-delivery-limit"] = noDeliveryLimit
 	}
 	var copies copier
 	for key, value := range c.QueueArguments {
@@ -169,9 +197,15 @@ type Consumer struct {
 	ladder     *Ladder
 	config     ConsumerConfig
 	connection session.Config
-	running    atomic.Bool
 	ready      chan struct{}
 	readyOnce  sync.Once
+
+	mu        sync.Mutex
+	phase     ConsumerState // new, connecting (Run goes on), stopping, stopped
+	paused    bool
+	changed   chan struct{} // closed and replaced when paused changes
+	keeper    *session.Keeper[*subscription]
+	publisher *Publisher
 }
 
 // NewConsumer checks the configuration. It does not connect: [Consumer.Run] does. An
@@ -185,35 +219,41 @@ func NewConsumer(l *Ladder, config ConsumerConfig) (*Consumer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Consumer{ladder: l, config: config, connection: connection, ready: make(chan struct{})}, nil
+	return &Consumer{
+		ladder: l, config: config, connection: connection,
+		ready: make(chan struct{}), phase: StateNew, changed: make(chan struct{}),
+	}, nil
 }
 
 // Ready returns a channel that is closed once Run has declared and bound the
-// queue and consumes it for the first time. A message that is due before a
-// destination was ever bound is parked.
+// queue and consumes it for the first time, or would if it were not paused. A message that
+// is due before a destination was ever bound is parked.
 func (c *Consumer) Ready() <-chan struct{} { return c.ready }
 
-// Run declares the ladder, the queue and its bindings unless the config says Passive,
-// and handles messages until ctx ends; when the connection is lost it makes a new one. It
-// then takes no more messages, gives back those that no handler has begun with, waits
-// for the handlers at work, and returns nil, or [ErrShutdownTimeout].
+// Run declares the ladder, the queue, its bindings and the failed queue unless the config
+// says Passive, and handles messages until ctx ends. It has two connections, one to
+// consume and one to send messages on; when one is lost it makes a new one, for ever. When
+// ctx has ended it takes no more messages, gives back those that no handler has begun
+// with, waits for the handlers at work, and returns nil, or [ErrShutdownTimeout].
 //
 // It returns an error at once if the broker refuses the first connection for what
 // does not change by itself, as [NewPublisher] does, and [ErrRunTwice] when called a second time.
 // If ctx ends before there is any connection the error wraps [ErrNotConnected].
 //
-// A message is acknowledged after its handler has returned nil, never before. So it is
-// handled at least once: again after a lost connection, if the
-// acknowledgement did not get through.
+// A message is acknowledged after its handler has returned nil, or after it was
+// confirmed elsewhere, never before. So it is handled at least once: again after a lost
+// connection, if the acknowledgement did not get through.
 func (c *Consumer) Run(ctx context.Context, handler Handler) error {
-	if !c.running.CompareAndSwap(false, true) {
+	if !c.enter(StateNew, StateConnecting) {
 		return ErrRunTwice
 	}
-	keeper, err := session.Keep(ctx, c.connection, c.config.Logger, sessionEvents(c.connection.Name, c.config.Observer), c.setup)
+	defer c.enter(StateStopping, StateStopped)
+	defer c.enter(StateConnecting, StateStopping)
+	publisher, keeper, err := c.connect(ctx)
 	if err != nil {
-		return connectError(err)
+		return err
 	}
-	handlers := &pool{slots: make(chan struct{}, c.config.Concurrency)}
+	work := newWorker(c.ladder, c.config, handler, publisher)
 	var last *subscription
 	for ctx.Err() == nil {
 		s, err := keeper.Current(ctx)
@@ -222,44 +262,77 @@ func (c *Consumer) Run(ctx context.Context, handler Handler) error {
 		}
 		last = s
 		c.readyOnce.Do(func() { close(c.ready) })
-		c.consume(ctx, s, handler, handlers)
+		c.consume(ctx, s, work)
 	}
+	c.enter(StateConnecting, StateStopping)
 	// All that is left to do shares one ShutdownTimeout.
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.ShutdownTimeout)
 	defer cancel()
-	if last != nil {
+	interrupt := time.AfterFunc(c.config.ShutdownTimeout-c.config.ShutdownTimeout/5, func() { close(work.interrupted) })
+	defer interrupt.Stop()
+	if last != nil && last.deliveries != nil {
 		c.stop(closing, last)
 	}
-	if !handlers.wait(closing) {
-		_ = keeper.Close(ctx) // ctx has ended, so this cuts the session off
+	if !work.wait(closing) {
+		// ctx has ended, so this cuts the sessions off.
+		_ = keeper.Close(ctx)
+		_ = publisher.Close(ctx)
 		return ErrShutdownTimeout
 	}
-	return keeper.Close(context.WithoutCancel(ctx))
+	if last != nil {
+		c.linger(closing, last)
+	}
+	farewell := context.WithoutCancel(ctx)
+	closed := make(chan error)
+	go func() { closed <- publisher.Close(farewell) }()
+	return errors.Join(keeper.Close(farewell), <-closed)
 }
 
-// A pool bounds the handlers at work, those of a lost session included.
-type pool struct {
-	slots chan struct{}
-	work  sync.WaitGroup
+// connect makes the first connections.
+func (c *Consumer) connect(ctx context.Context) (*Publisher, *session.Keeper[*subscription], error) {
+	publisher, err := c.newPublisher(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	keeper, err := session.Keep(ctx, c.connection, c.config.Logger, sessionEvents(c.connection.Name, c.config.Observer), c.setup)
+	if err != nil {
+		_ = publisher.Close(ctx)
+		return nil, nil, connectError(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.publisher, c.keeper = publisher, keeper
+	return publisher, keeper, nil
 }
 
-func (p *pool) run(f func()) {
-	p.work.Go(func() {
-		defer func() { <-p.slots }()
-		f()
-	})
+// newPublisher makes the publisher for what is sent on.
+func (c *Consumer) newPublisher(ctx context.Context) (*Publisher, error) {
+	connection := c.config.Connection
+	connection.Name = c.connection.Name + " (retries)"
+	config := PublisherConfig{
+		URLs: c.config.URLs, Connection: connection, Passive: c.config.Passive, Logger: c.config.Logger,
+		MaxInFlight: min(c.config.Concurrency, math.MaxUint16),
+		// The broker has had the message already.
+		MaxMessageBytes: math.MaxInt,
+	}
+	if c.config.Observer != nil {
+		config.Observer = sessionObserver{c.config.Observer}
+	}
+	return NewPublisher(ctx, c.ladder, config)
 }
 
-// wait waits until no handler is at work; it returns false if ctx ends first.
-func (p *pool) wait(ctx context.Context) bool {
-	return await(ctx, func() error { p.work.Wait(); return nil }) == nil
-}
+// A sessionObserver leaves away the outcomes of publishes: the consumer reports what it sends
+// on with the message that it received.
+type sessionObserver struct{ Observer }
+
+func (sessionObserver) Published(context.Context, PublishEvent) {}
 
 // A subscription is what a consumer makes of a session.
 type subscription struct {
 	session    *session.Session
+	tags       int
 	tag        string
-	deliveries <-chan amqp.Delivery
+	deliveries <-chan amqp.Delivery // nil while paused
 }
 
 func (c *Consumer) setup(ctx context.Context, s *session.Session) (*subscription, error) {
@@ -271,40 +344,78 @@ func (c *Consumer) setup(ctx context.Context, s *session.Session) (*subscription
 	if err := s.Channel.Qos(c.config.Prefetch, 0, false); err != nil {
 		return nil, fmt.Errorf("ladder: prefetch: %w", err)
 	}
-	tag := fmt.Sprintf("ladder-%d", s.Generation)
-	deliveries, err := s.Channel.Consume(c.config.Queue, tag, false, false, false, false, nil)
-	if err != nil {
-		return nil, fmt.Errorf("ladder: consume queue %s: %w", c.config.Queue, brokerError(err))
+	sub := &subscription{session: s}
+	if paused, _ := c.pausing(); paused {
+		return sub, nil
 	}
-	return &subscription{session: s, tag: tag, deliveries: deliveries}, nil
+	if err := sub.subscribe(c.config.Queue); err != nil {
+		return nil, err
+	}
+	return sub, nil
+}
+
+// subscribe makes the broker send messages.
+func (s *subscription) subscribe(queue string) error {
+	s.tags++
+	s.tag = fmt.Sprintf("ladder-%d-%d", s.session.Generation, s.tags)
+	deliveries, err := s.session.Channel.Consume(queue, s.tag, false, false, false, false, nil)
+	if err != nil {
+		return fmt.Errorf("ladder: consume queue %s: %w", queue, brokerError(err))
+	}
+	s.deliveries = deliveries
+	return nil
 }
 
 func (c *Consumer) declare(ctx context.Context, s *session.Session) error {
 	if err := s.Do(ctx, func(ch *amqp.Channel) error { return c.ladder.Declare(ctx, ch) }); err != nil {
 		return err
 	}
-	queue := Queue{Name: c.config.Queue, Arguments: c.config.QueueArguments}
-	if err := s.Do(ctx, func(ch *amqp.Channel) error {
-		return run(ctx, []step{{"declare queue " + queue.Name, func() error { return declareQueue(ch, queue) }}})
-	}); err != nil {
+	if err := declareQueues(ctx, s, Queue{Name: c.config.Queue, Arguments: c.config.QueueArguments}, failedQueue(c.config.FailedQueue)); err != nil {
 		return err
 	}
-	err := c.ladder.bindEach(ctx, s, queue.Name, c.config.Destinations)
+	destinations := append([]string{c.ladder.RetryDestination(c.config.Queue)}, c.config.Destinations...)
+	err := c.ladder.bindEach(ctx, s, c.config.Queue, destinations)
 	if err != nil && s.Generation > 1 {
-		c.config.Logger.Error("ladder: binding failed", "queue", queue.Name, "error", err)
+		c.config.Logger.Error("ladder: binding failed", "queue", c.config.Queue, "error", err)
 		return nil
 	}
 	return err
 }
 
+func failedQueue(name string) Queue {
+	return Queue{Name: name, Arguments: amqp.Table{"x-queue-type": string(Quorum), "x-delivery-limit": noDeliveryLimit}}
+}
+
+func declareQueues(ctx context.Context, s *session.Session, queues ...Queue) error {
+	return s.Do(ctx, func(ch *amqp.Channel) error {
+		var steps []step
+		for _, q := range queues {
+			steps = append(steps, step{"declare queue " + q.Name, func() error { return declareQueue(ch, q) }})
+		}
+		return run(ctx, steps)
+	})
+}
+
 // consume handles the messages of one session until it or ctx ends.
-func (c *Consumer) consume(ctx context.Context, s *subscription, handler Handler, handlers *pool) {
-	handling, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	go func() {
-		<-s.session.Done()
-		cancel()
-	}()
-	for {
+func (c *Consumer) consume(ctx context.Context, s *subscription, work *worker) {
+	place := work.in(ctx, s.session, c.redeclare(s.session))
+	for ctx.Err() == nil {
+		paused, changed := c.pausing()
+		switch {
+		case !paused && s.deliveries == nil:
+			c.resume(ctx, s)
+		case paused && s.deliveries != nil:
+			c.pause(ctx, s)
+		}
+		if paused || s.deliveries == nil {
+			select {
+			case <-changed:
+				continue
+			case <-ctx.Done():
+			case <-s.session.Done():
+			}
+			return
+		}
 		select {
 		case d, open := <-s.deliveries:
 			if !open {
@@ -316,80 +427,93 @@ func (c *Consumer) consume(ctx context.Context, s *subscription, handler Handler
 				<-s.session.Done()
 				return
 			}
-			select {
-			case handlers.slots <- struct{}{}:
-				handlers.run(func() { c.handle(ctx, handling, s, d, handler) })
-			case <-ctx.Done():
-				c.settle(s, d, d.Nack(false, true))
-				return
-			case <-s.session.Done():
-				return
+			if !c.begin(ctx, place, d, changed) {
+				giveBack(c.config, s.session, d)
 			}
+		case <-changed:
 		case <-ctx.Done():
-			return
 		case <-s.session.Done():
 			return
 		}
 	}
 }
 
+// begin waits for a free handler and hands it the message. It returns false if
+// that is not to be any more.
+func (c *Consumer) begin(ctx context.Context, place *place, d amqp.Delivery, changed <-chan struct{}) bool {
+	select {
+	case <-changed:
+		return false
+	default:
+	}
+	select {
+	case place.slots <- struct{}{}:
+		place.start(ctx, d)
+		return true
+	case <-changed:
+	case <-ctx.Done():
+	case <-place.session.Done():
+	}
+	return false
+}
+
+// callTimeout bounds a call to the broker in the midst of a session, which
+// goes on when Run's context ends.
+const callTimeout = 10 * time.Second
+
+func (c *Consumer) resume(ctx context.Context, s *subscription) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	if err := s.session.Call(ctx, func() error { return s.subscribe(c.config.Queue) }); err != nil {
+		s.session.Drop(err)
+	}
+}
+
+func (c *Consumer) pause(ctx context.Context, s *subscription) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	c.stop(ctx, s)
+}
+
 // stop makes the broker send no more messages, and gives back those that are
 // here already.
 func (c *Consumer) stop(ctx context.Context, s *subscription) {
+	deliveries := s.deliveries
+	s.deliveries = nil
 	if err := s.session.Call(ctx, func() error { return s.session.Channel.Cancel(s.tag, false) }); err != nil {
 		c.config.Logger.Warn("ladder: cancelling the consumer failed", "queue", c.config.Queue, "error", err)
-		return // its session ends, and the broker takes the messages back
+		s.session.Drop(err) // so the broker takes the messages back
+		return
 	}
-	for d := range s.deliveries {
-		c.settle(s, d, d.Nack(false, true))
-	}
-}
-
-// handle runs the handler on one message and settles it.
-func (c *Consumer) handle(ctx, handling context.Context, s *subscription, raw amqp.Delivery, handler Handler) {
-	d := c.ladder.ParseDelivery(raw)
-	d.Acknowledger = disarmed{}
-	err := errHandlerExited
-	// Deferred, because a handler can end the goroutine: a test's FailNow does.
-	defer func() {
-		if err == nil {
-			c.settle(s, raw, raw.Ack(false))
-			return
-		}
-		c.config.Logger.Error("ladder: handler failed, message goes back into its queue",
-			"queue", c.config.Queue, "destination", d.Destination, "message", d.MessageId, "error", err)
-		select {
-		case <-time.After(c.config.RequeueDelay):
-		case <-handling.Done():
-		case <-ctx.Done():
-		}
-		c.settle(s, raw, raw.Nack(false, true))
-	}()
-	err = call(handling, handler, d)
-}
-
-// call runs the handler; a panic in it is an error.
-func call(ctx context.Context, handler Handler, d *Delivery) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("ladder: handler panicked: %v\n%s", r, debug.Stack())
-		}
-	}()
-	return handler(ctx, d)
-}
-
-// settle logs the error of an acknowledgement. Its channel has then ended, so
-// the broker delivers the message again.
-func (c *Consumer) settle(s *subscription, d amqp.Delivery, err error) {
-	if err != nil {
-		c.config.Logger.Warn("ladder: settling failed, message comes again",
-			"queue", c.config.Queue, "message", d.MessageId, "generation", s.session.Generation, "error", err)
+	for d := range deliveries {
+		giveBack(c.config, s.session, d)
 	}
 }
 
-// disarmed keeps handlers from settling messages on their own.
-type disarmed struct{}
+// lingering is how long the broker gets to pass on acknowledgements.
+const lingering = 250 * time.Millisecond
 
-func (disarmed) Ack(uint64, bool) error        { return ErrSettledByRun }
-func (disarmed) Nack(uint64, bool, bool) error { return ErrSettledByRun }
-func (disarmed) Reject(uint64, bool) error     { return ErrSettledByRun }
+// linger keeps the session open for a moment after the last acknowledgement. RabbitMQ
+// holds acknowledgements to a quorum queue back while 32 are on their way to its log, and
+// forgets them when the channel closes: without this, up to 97 of 100 that were
+// acknowledged at the end came again.
+func (c *Consumer) linger(ctx context.Context, s *subscription) {
+	// The answer comes once the broker has read all that was written before.
+	if err := s.session.Call(ctx, func() error { return s.session.Channel.Qos(c.config.Prefetch, 0, false) }); err != nil {
+		return // they are lost with the session
+	}
+	select {
+	case <-time.After(lingering):
+	case <-s.session.Done():
+	case <-ctx.Done():
+	}
+}
+
+// redeclare returns what declares the failed queue again, when it turns out to be
+// missing.
+func (c *Consumer) redeclare(s *session.Session) func(context.Context) error {
+	if c.config.Passive {
+		return nil
+	}
+	return func(ctx context.Context) error { return declareQueues(ctx, s, failedQueue(c.config.FailedQueue)) }
+}

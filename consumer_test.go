@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,11 @@ func start(t *testing.T, l *ladder.Ladder, config ladder.ConsumerConfig, handler
 	t.Helper()
 	c, err := ladder.NewConsumer(l, config)
 	require.NoError(t, err)
+	return startConsumer(t, c, handler)
+}
+
+func startConsumer(t *testing.T, c *ladder.Consumer, handler ladder.Handler) (stop func() error) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	var result error
@@ -93,7 +99,7 @@ func TestConsumerPutsBackWhatFails(t *testing.T) {
 	const failures = 30 // more than RabbitMQ 4's default delivery limit
 	var calls atomic.Int64
 	done := make(chan struct{})
-	stop := start(t, l, ladder.ConsumerConfig{URLs: []string{url}, Queue: "work", Destinations: []string{"work"}, RequeueDelay: time.Millisecond},
+	stop := start(t, l, ladder.ConsumerConfig{URLs: []string{url}, Queue: "work", Destinations: []string{"work"}, Retry: ladder.ExponentialBackoff{Initial: time.Millisecond, Max: 20 * time.Millisecond, MaxAttempts: -1}},
 		func(context.Context, *ladder.Delivery) error {
 			switch n := calls.Add(1); {
 			case n > failures:
@@ -201,6 +207,32 @@ func TestConsumerDrainsOnShutdown(t *testing.T) {
 	waitForCount(t, url, "work", 17)
 }
 
+// TestConsumerStopsAfterItsAcknowledgements has very many handlers end at the same time, at
+// the end: RabbitMQ holds back most of their acknowledgements for a moment, and would
+// forget them if the consumer left at once.
+func TestConsumerStopsAfterItsAcknowledgements(t *testing.T) {
+	t.Parallel()
+	const messages = 1000
+	l, url := small(t), brokertest.VHost(t)
+	release := make(chan struct{})
+	var begun atomic.Int64
+	stop := start(t, l, ladder.ConsumerConfig{URLs: []string{url}, Queue: "work", Destinations: []string{"work"}, Concurrency: messages, Prefetch: messages},
+		func(context.Context, *ladder.Delivery) error {
+			begun.Add(1)
+			<-release
+			return nil
+		})
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	require.NoError(t, p.PublishBatch(within(t), slices.Repeat([]ladder.Message{{Destination: "work"}}, messages)))
+	require.Eventually(t, func() bool { return begun.Load() == messages }, patience, 5*time.Millisecond)
+	time.AfterFunc(200*time.Millisecond, func() { close(release) }) // most likely after the consumer was cancelled
+	require.NoError(t, stop())
+	for range 5 { // the queue takes back what was not acknowledged within a moment
+		assert.Zero(t, messageCount(t, url, "work"))
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
 // TestConsumerLosesItsConnection cuts the connection while a handler is at work.
 func TestConsumerLosesItsConnection(t *testing.T) {
 	t.Parallel()
@@ -280,23 +312,51 @@ func TestConsumerWaitsForHandlersOfALostSession(t *testing.T) {
 	}
 }
 
+// TestConsumerShutdownTimeout has a handler that comes to an end when its context does, and
+// one that does not.
 func TestConsumerShutdownTimeout(t *testing.T) {
 	t.Parallel()
-	l, url := small(t), brokertest.VHost(t)
-	begun, ended := make(chan struct{}), make(chan error, 1)
-	stop := start(t, l, ladder.ConsumerConfig{URLs: []string{url}, Queue: "work", Destinations: []string{"work"}, ShutdownTimeout: 100 * time.Millisecond},
-		func(ctx context.Context, _ *ladder.Delivery) error {
-			close(begun)
-			<-ctx.Done()
-			ended <- ctx.Err()
-			return ctx.Err()
+	for name, obeys := range map[string]bool{"obeys": true, "goes on": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, url := small(t), brokertest.VHost(t)
+			begun, ended, release := make(chan struct{}), make(chan error, 1), make(chan struct{})
+			defer close(release)
+			var o handled
+			stop := start(t, l, ladder.ConsumerConfig{
+				URLs: []string{url}, Queue: "work", Destinations: []string{"work"}, ShutdownTimeout: time.Second, Observer: &o,
+			}, func(ctx context.Context, _ *ladder.Delivery) error {
+				close(begun)
+				<-ctx.Done()
+				ended <- context.Cause(ctx)
+				if !obeys {
+					<-release
+				}
+				return ctx.Err()
+			})
+			p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+			require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
+			receive(t, begun)
+			if obeys {
+				require.NoError(t, stop())
+				assert.Equal(t, ladder.OutcomeReturned, o.list()[0].Outcome)
+			} else {
+				require.ErrorIs(t, stop(), ladder.ErrShutdownTimeout)
+			}
+			require.ErrorIs(t, receive(t, ended), ladder.ErrShutdownTimeout)
+			waitForCount(t, url, "work", 1)
+			assert.Equal(t, 1, attemptInQueue(t, l, url), "an attempt that was interrupted is not counted")
 		})
-	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
-	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
-	receive(t, begun)
-	require.ErrorIs(t, stop(), ladder.ErrShutdownTimeout)
-	require.ErrorIs(t, receive(t, ended), context.Canceled)
-	waitForCount(t, url, "work", 1)
+	}
+}
+
+// attemptInQueue returns the attempt of the message in the queue work.
+func attemptInQueue(t *testing.T, l *ladder.Ladder, url string) int {
+	t.Helper()
+	d, found, err := openChannel(t, url).Get("work", true)
+	require.NoError(t, err)
+	require.True(t, found)
+	return l.ParseDelivery(d).Attempt
 }
 
 func TestConsumerRunErrors(t *testing.T) {
@@ -392,25 +452,25 @@ func TestConsumerConfigRefuses(t *testing.T) {
 		config ladder.ConsumerConfig
 		text   string
 	}{
-		"no URL":                  {ladder.ConsumerConfig{Queue: "q"}, "URLs"},
-		"no queue":                {ladder.ConsumerConfig{URLs: urls}, "Queue"},
-		"a long queue":            {ladder.ConsumerConfig{URLs: urls, Queue: strings.Repeat("q", 256)}, "Queue"},
-		"a queue of two lines":    {ladder.ConsumerConfig{URLs: urls, Queue: "a\nb"}, "control characters"},
-		"a queue not in UTF-8":    {ladder.ConsumerConfig{URLs: urls, Queue: "\xff"}, "UTF-8"},
-		"an argument AMQP lacks":  {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{"x-expires": time.Hour}}, "x-expires"},
-		"an argument's long name": {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{strings.Repeat("k", 300): 1}}, "300 bytes"},
-		"arguments over a frame":  {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{"x": strings.Repeat("y", 200_000)}}, "at most 3072"},
-		"another queue type":      {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueType: "stream"}, "QueueType"},
-		"negative concurrency":    {ladder.ConsumerConfig{URLs: urls, Queue: "q", Concurrency: -1}, "Concurrency -1"},
-		"a huge prefetch":         {ladder.ConsumerConfig{URLs: urls, Queue: "q", Prefetch: 65536}, "Prefetch 65536"},
-		"a negative prefetch":     {ladder.ConsumerConfig{URLs: urls, Queue: "q", Prefetch: -1}, "Prefetch -1"},
-		"a negative delay":        {ladder.ConsumerConfig{URLs: urls, Queue: "q", RequeueDelay: -1}, "RequeueDelay"},
-		"a negative timeout":      {ladder.ConsumerConfig{URLs: urls, Queue: "q", ShutdownTimeout: -1}, "ShutdownTimeout"},
-		"a bad destination":       {ladder.ConsumerConfig{URLs: urls, Queue: "q", Destinations: []string{"a.*"}}, "Destinations"},
-		"passive with a type":     {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, QueueType: ladder.Quorum}, "Passive"},
-		"passive with bindings":   {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, Destinations: []string{"a"}}, "Passive"},
-		"passive with arguments":  {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, QueueArguments: map[string]any{"x": 1}}, "Passive"},
-		"concurrency, much of it": {ladder.ConsumerConfig{URLs: nil, Queue: "q", Concurrency: 1 << 20}, "URLs"},
+		"no URL":                     {ladder.ConsumerConfig{Queue: "q"}, "URLs"},
+		"no queue":                   {ladder.ConsumerConfig{URLs: urls}, "Queue"},
+		"a long queue":               {ladder.ConsumerConfig{URLs: urls, Queue: strings.Repeat("q", 256)}, "Queue"},
+		"a queue of two lines":       {ladder.ConsumerConfig{URLs: urls, Queue: "a\nb"}, "control characters"},
+		"a queue not in UTF-8":       {ladder.ConsumerConfig{URLs: urls, Queue: "\xff"}, "UTF-8"},
+		"an argument AMQP lacks":     {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{"x-expires": time.Hour}}, "x-expires"},
+		"an argument's long name":    {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{strings.Repeat("k", 300): 1}}, "300 bytes"},
+		"arguments over a frame":     {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueArguments: map[string]any{"x": strings.Repeat("y", 200_000)}}, "at most 3072"},
+		"another queue type":         {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueType: "stream"}, "QueueType"},
+		"negative concurrency":       {ladder.ConsumerConfig{URLs: urls, Queue: "q", Concurrency: -1}, "Concurrency -1"},
+		"a huge prefetch":            {ladder.ConsumerConfig{URLs: urls, Queue: "q", Prefetch: 65536}, "Prefetch 65536"},
+		"a negative prefetch":        {ladder.ConsumerConfig{URLs: urls, Queue: "q", Prefetch: -1}, "Prefetch -1"},
+		"a negative handler timeout": {ladder.ConsumerConfig{URLs: urls, Queue: "q", HandlerTimeout: -1}, "HandlerTimeout"},
+		"a negative timeout":         {ladder.ConsumerConfig{URLs: urls, Queue: "q", ShutdownTimeout: -1}, "ShutdownTimeout"},
+		"a bad destination":          {ladder.ConsumerConfig{URLs: urls, Queue: "q", Destinations: []string{"a.*"}}, "Destinations"},
+		"passive with a type":        {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, QueueType: ladder.Quorum}, "Passive"},
+		"passive with bindings":      {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, Destinations: []string{"a"}}, "Passive"},
+		"passive with arguments":     {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, QueueArguments: map[string]any{"x": 1}}, "Passive"},
+		"concurrency, much of it":    {ladder.ConsumerConfig{URLs: nil, Queue: "q", Concurrency: 1 << 20}, "URLs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

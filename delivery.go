@@ -1,6 +1,7 @@
 package ladder
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -17,9 +18,13 @@ type Delivery struct {
 	// Reject return an error and do nothing.
 	amqp.Delivery
 
-	// Destination is what the publisher sent the message to: the routing key
-	// without the ladder's bits. For a message that did not come through the
-	// ladder it is the whole routing key.
+	// Queue is the queue that a [Consumer] received the message from. [Ladder.ParseDelivery]
+	// leaves it empty.
+	Queue string
+
+	// Destination is what the publisher sent the message to, also when it comes for
+	// another attempt: the routing key without the ladder's bits. For a message that did
+	// not come through the ladder it is the whole routing key.
 	Destination string
 
 	// NotBefore is the instant at which the message was due, to the millisecond,
@@ -31,10 +36,25 @@ type Delivery struct {
 	// publisher's, and 0 if NotBefore is zero.
 	Lateness time.Duration
 
-	// Attempt is 1, or what the header ladder-attempt says: it counts the times
-	// that the message was sent through the ladder again, not the times
-	// that it was put back into its queue (see Redelivered).
+	// Attempt counts the attempts to handle the message, from 1. It does not count the
+	// times that the message went back into its queue, as after a lost connection (see
+	// Redelivered), and not a [RetryAfter].
 	Attempt int
+
+	// Failure tells of the last attempt that failed, or is nil if none did.
+	Failure *Failure
+}
+
+// A Failure is what is known of the attempts that failed: in the handler of a
+// further attempt, and of a message in a failed queue.
+type Failure struct {
+	// Queue is the queue that the message was consumed from.
+	Queue string
+	// Reason is the error of the last attempt, cut at 1 KiB.
+	Reason string
+	// First and Last are when the first and the last attempt failed, to the
+	// millisecond, by the consumer's clock.
+	First, Last time.Time
 }
 
 // ParseDelivery returns what the ladder knows of a message, for programs with a
@@ -52,8 +72,12 @@ func (l *Ladder) ParseDelivery(d amqp.Delivery) *Delivery {
 		parsed.Lateness = time.Since(parsed.NotBefore)
 	}
 	if attempt, ok := integer(d.Headers[HeaderAttempt]); ok && attempt > 1 {
-		parsed.Attempt = int(attempt)
+		parsed.Attempt = int(min(attempt, math.MaxInt32))
 	}
+	if destination, ok := d.Headers[HeaderDestination].(string); ok {
+		parsed.Destination = destination
+	}
+	parsed.Failure = parseFailure(d.Headers)
 	parsed.Headers = make(amqp.Table, len(d.Headers))
 	for key, value := range d.Headers {
 		if !isBrokerHeader(key) {
@@ -61,6 +85,22 @@ func (l *Ladder) ParseDelivery(d amqp.Delivery) *Delivery {
 		}
 	}
 	return parsed
+}
+
+func parseFailure(headers amqp.Table) *Failure {
+	reason, ok := headers[HeaderFailureReason].(string)
+	if !ok {
+		return nil
+	}
+	f := &Failure{Reason: reason}
+	f.Queue, _ = headers[HeaderFailureQueue].(string)
+	if ms, ok := integer(headers[HeaderFailureFirst]); ok {
+		f.First = time.UnixMilli(ms)
+	}
+	if ms, ok := integer(headers[HeaderFailureLast]); ok {
+		f.Last = time.UnixMilli(ms)
+	}
+	return f
 }
 
 // owns tells whether messages come to queues from this exchange with the

@@ -44,8 +44,9 @@ var (
 	// value of a type that AMQP does not have, a property over 255 bytes,
 	// headers too large for a frame, a UserId that is not the
 	// connection's user, or a Priority on RabbitMQ 4.0 to 4.2, whose
-	// quorum queues hold messages back by it. Also when the broker closes the
-	// channel over this message for any other reason.
+	// quorum queues hold messages back by it. Also for a negative [WithSlack],
+	// and when the broker closes the channel over this message for any other
+	// reason.
 	ErrInvalidMessage = errors.New("ladder: invalid message")
 
 	// ErrMessageTooLarge is wrapped when a body is larger than
@@ -62,7 +63,8 @@ var (
 	// ErrUnroutable is wrapped when the broker returned the message: the
 	// exchange of its first level, or the delivery exchange for no delay, has
 	// no binding for it, and its alternate exchange leads to no queue. Parts
-	// of the ladder are missing. A destination that nobody has bound is not
+	// of the ladder are missing; or the queue, for a message that goes into one queue, as with
+	// [Publisher.ReplayFailed]. A destination that nobody has bound is not
 	// this: such a message is taken, and is parked when it is due.
 	ErrUnroutable = errors.New("ladder: returned by the broker as unroutable")
 
@@ -87,8 +89,15 @@ var (
 
 	// ErrShutdownTimeout is returned by [Consumer.Run] when handlers were still
 	// at work ShutdownTimeout after its context had ended. Their
-	// messages went back into the queue.
+	// messages went back into the queue. It is also the cause (context.Cause) of the
+	// end of a handler's context shortly before that.
 	ErrShutdownTimeout = errors.New("ladder: handlers did not end in time")
+
+	// ErrSessionLost is wrapped when a message could not be acknowledged or given
+	// back, because the connection that it came by has ended. The broker gives it
+	// to someone else. It is also the cause (context.Cause) of the end of the handler's context
+	// then.
+	ErrSessionLost = errors.New("ladder: session lost")
 
 	// ErrSettledByRun is returned by the Ack, Nack and Reject of a [Delivery]
 	// in a [Handler]: Run settles the message by what the handler returns.

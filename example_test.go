@@ -1,11 +1,17 @@
 package ladder_test
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math/bits"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/rabbitladder/ladder"
+	"github.com/rabbitladder/ladder/laddertest"
 )
 
 // A delay is written in bits at the front of the routing key. 42 seconds are 32 +
@@ -181,6 +187,59 @@ func ExampleRoute_Hops() {
 	// 17m4s in 1
 }
 
+// Slack of one percent of the delay.
+func ExampleConfig_slack() {
+	l, err := ladder.New(ladder.Config{Slack: 0.01})
+	if err != nil {
+		panic(err)
+	}
+	for _, delay := range []time.Duration{time.Minute, 1023 * time.Second, 24 * time.Hour, 100 * time.Hour} {
+		route, err := l.Route(delay, "email.delivery")
+		if err != nil {
+			panic(err)
+		}
+		exact, err := l.Units(delay)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Printf("%v: %d hops instead of %d, %d s longer\n", delay, route.Hops(), bits.OnesCount64(exact), route.Units-exact)
+	}
+	// Output:
+	// 1m0s: 4 hops instead of 4, 0 s longer
+	// 17m3s: 1 hops instead of 10, 1 s longer
+	// 24h0m0s: 4 hops instead of 5, 128 s longer
+	// 100h0m0s: 3 hops instead of 9, 448 s longer
+}
+
+// The window is a duration here, and the ladder's own slack plays no part.
+func ExampleLadder_UnitsWithin() {
+	l, err := ladder.New(ladder.Config{})
+	if err != nil {
+		panic(err)
+	}
+	for _, slack := range []time.Duration{0, time.Second, time.Minute, 10 * time.Minute} {
+		units, err := l.UnitsWithin(1983*time.Second, slack)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Printf("%v: %d units, %d hops\n", slack, units, bits.OnesCount64(units))
+	}
+	// Output:
+	// 0s: 1983 units, 10 hops
+	// 1s: 1984 units, 5 hops
+	// 1m0s: 1984 units, 5 hops
+	// 10m0s: 2048 units, 1 hops
+}
+
+// A reminder may come up to ten minutes late. The publisher is one from
+// NewPublisher.
+func ExampleWithSlack() {
+	remind := func(ctx context.Context, publisher *ladder.Publisher, at time.Time, msg amqp.Publishing) error {
+		return publisher.PublishAt(ctx, "email.reminder", at, msg, ladder.WithSlack(10*time.Minute))
+	}
+	_ = remind
+}
+
 func ExampleLadder_Waits() {
 	l, err := ladder.New(ladder.Config{Levels: 6})
 	if err != nil {
@@ -275,4 +334,114 @@ func ExampleLadder_Topology() {
 	// ladder.2x1s.level-01 -> queue ladder.2x1s.level-01 "1.#"
 	// ladder.2x1s.level-01 -> queue ladder.2x1s.level-00 "0.1.#"
 	// ladder.2x1s.level-01 -> exchange ladder.2x1s.delivery "0.0.#"
+}
+
+// The zero value waits like this, with a fifth more or less by chance, which is off here.
+func ExampleExponentialBackoff() {
+	policy := ladder.ExponentialBackoff{Jitter: -1}
+	for attempt := 1; ; attempt++ {
+		delay, retry := policy.Next(attempt, errors.New("the handler's error"))
+		if !retry {
+			fmt.Printf("attempt %d was the last\n", attempt)
+			return
+		}
+		fmt.Printf("%v ", delay)
+	}
+	// Output:
+	// 1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s attempt 10 was the last
+}
+
+var errMaintenance = errors.New("down for maintenance")
+
+// A policy waits long for some errors, and has another one decide on the rest.
+type policy struct{ ladder.RetryPolicy }
+
+func (p policy) Next(attempt int, err error) (time.Duration, bool) {
+	if errors.Is(err, errMaintenance) && attempt < 24 {
+		return time.Hour, true
+	}
+	return p.RetryPolicy.Next(attempt, err)
+}
+
+// A policy of your own can look at the error.
+func ExampleRetryPolicy() {
+	var retry ladder.RetryPolicy = policy{ladder.FixedSteps{time.Second, time.Minute}}
+	fmt.Println(retry.Next(1, errMaintenance))
+	fmt.Println(retry.Next(2, errors.New("another")))
+	fmt.Println(retry.Next(3, errors.New("another")))
+	// Output:
+	// 1h0m0s true
+	// 1m0s true
+	// 0s false
+}
+
+// What cannot be parsed cannot be parsed the next time either.
+func ExamplePermanent() {
+	var handler ladder.Handler = func(_ context.Context, d *ladder.Delivery) error {
+		var order struct{ Number int }
+		if err := json.Unmarshal(d.Body, &order); err != nil {
+			return ladder.Permanent(fmt.Errorf("order: %w", err))
+		}
+		return nil
+	}
+	fmt.Println(handler(context.Background(), &ladder.Delivery{Delivery: amqp.Delivery{Body: []byte(`{"Number": 42`)}}))
+	// Output:
+	// order: unexpected end of JSON input
+}
+
+// A service says when to come back. That is not an attempt that failed.
+func ExampleRetryAfter() {
+	call := func() (wait time.Duration, err error) { return 30 * time.Second, nil }
+	var handler ladder.Handler = func(context.Context, *ladder.Delivery) error {
+		wait, err := call()
+		if wait > 0 {
+			return fmt.Errorf("quota used up: %w", ladder.RetryAfter(wait))
+		}
+		return err
+	}
+	fmt.Println(handler(context.Background(), &ladder.Delivery{}))
+	// Output:
+	// quota used up: ladder: retry after 30s
+}
+
+// The first middleware is the outermost.
+func ExampleWrap() {
+	say := func(name string) ladder.Middleware {
+		return func(next ladder.Handler) ladder.Handler {
+			return func(ctx context.Context, d *ladder.Delivery) error {
+				fmt.Println(name, "begins")
+				err := next(ctx, d)
+				fmt.Println(name, "sees:", err)
+				return err
+			}
+		}
+	}
+	handler := ladder.Wrap(func(context.Context, *ladder.Delivery) error {
+		panic("a mistake")
+	}, say("outer"), ladder.Recover, say("inner"))
+	_ = handler(context.Background(), &ladder.Delivery{})
+	// Output:
+	// outer begins
+	// inner begins
+	// outer sees: ladder: handler panicked: a mistake
+}
+
+// A message that comes twice is handled once. A real Claimer keeps its memory in a database.
+func ExampleDeduplicate() {
+	var claimer laddertest.Claimer
+	handler := ladder.Wrap(func(_ context.Context, d *ladder.Delivery) error {
+		fmt.Println("handled", d.MessageId)
+		return nil
+	}, ladder.Deduplicate(&claimer, nil))
+	for _, id := range []string{"a", "b", "a"} {
+		message := &ladder.Delivery{Delivery: amqp.Delivery{MessageId: id}, Queue: "mailer"}
+		if err := handler(context.Background(), message); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(claimer.Completed())
+	// Output:
+	// handled a
+	// handled b
+	// [mailer/a mailer/b]
 }

@@ -72,6 +72,20 @@ func FuzzRoute(f *testing.F) {
 	})
 }
 
+// FuzzUnitsWithin asks for any delay with any slack, and compares with the oracle.
+func FuzzUnitsWithin(f *testing.F) {
+	for _, slack := range []int64{math.MinInt64, -1, 0, 1, int64(time.Millisecond), int64(time.Second), math.MaxInt64} {
+		for _, delay := range []int64{math.MinInt64, 0, 1, int64(41 * time.Millisecond), int64(1023 * time.Millisecond), int64(time.Hour), math.MaxInt64} {
+			f.Add(uint8(5), delay, slack)
+			f.Add(uint8(19), delay, slack)
+			f.Add(uint8(38), delay, slack)
+		}
+	}
+	f.Fuzz(func(t *testing.T, levels uint8, delay, slack int64) {
+		checkUnitsWithin(t, fuzzLadder(t, levels), time.Duration(delay), time.Duration(slack))
+	})
+}
+
 // validDestination is the rule for destinations once more, in the simplest way.
 func validDestination(l *ladder.Ladder, destination string) bool {
 	return destination != "" && utf8.ValidString(destination) && !hasWildcardWord(destination) &&

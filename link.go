@@ -130,17 +130,27 @@ func (k *link) publish(a *attempt) {
 		return
 	}
 	defer close(a.written)
-	units, err := k.ladder.Units(time.Until(a.notBefore))
-	if err != nil {
-		a.failure = err
+	a.route, a.failure = k.ladder.routeOf(a.outgoing)
+	if a.failure != nil {
 		return
 	}
-	a.route = k.ladder.route(units, a.destination)
 	k.unsettled.Add(1)
 	a.confirm, a.failure = k.session.Channel.PublishWithDeferredConfirm(a.route.Exchange, a.route.Key, true, false, a.msg)
 	if a.failure != nil && !errors.Is(a.failure, amqp.ErrClosed) {
 		k.session.Drop(a.failure) // part of the message may be on the wire
 	}
+}
+
+// routeOf encodes what is left of a message's delay.
+func (l *Ladder) routeOf(out *outgoing) (Route, error) {
+	if out.queue != "" {
+		return Route{Key: out.queue}, nil // the default exchange
+	}
+	units, err := l.UnitsWithin(time.Until(out.notBefore), out.slack)
+	if err != nil {
+		return Route{}, err
+	}
+	return l.route(units, out.destination), nil
 }
 
 // blocked returns an error that wraps ErrBlocked while the broker blocks the
@@ -155,6 +165,9 @@ func (k *link) blocked() error {
 // check refuses what this session's broker would punish with the end of the channel
 // or the connection, or would not deliver in time.
 func (k *link) check(out *outgoing) error {
+	if out.resent {
+		k.adapt(&out.msg)
+	}
 	if out.msg.Priority > 0 && k.ladder.config.QueueType == Quorum && delaysByPriority(k.session.Version()) {
 		return fmt.Errorf("%w: Priority %d: quorum queues of RabbitMQ %s hold messages back by priority; 4.3 does not; or use a header of your own",
 			ErrInvalidMessage, out.msg.Priority, k.session.Version())
@@ -162,11 +175,26 @@ func (k *link) check(out *outgoing) error {
 	if user := k.session.User; user != "" && out.msg.UserId != "" && out.msg.UserId != user {
 		return fmt.Errorf("%w: UserId %q: the broker accepts only the connection's user, %q", ErrInvalidMessage, out.msg.UserId, user)
 	}
-	if limit := k.session.FrameSize(); limit > 0 && out.headerSize+k.ladder.deathSize() > limit {
+	size := out.headerSize
+	if out.queue == "" {
+		size += k.ladder.deathSize()
+	}
+	if limit := k.session.FrameSize(); limit > 0 && size > limit {
 		return fmt.Errorf("%w: its headers have %d bytes; with what the broker adds on the way they do not fit into a frame of %d",
 			ErrInvalidMessage, out.headerSize, limit)
 	}
 	return nil
+}
+
+// adapt takes from a message that was received what this connection cannot send:
+// better without it than not at all.
+func (k *link) adapt(msg *amqp.Publishing) {
+	if k.ladder.config.QueueType == Quorum && delaysByPriority(k.session.Version()) {
+		msg.Priority = 0
+	}
+	if msg.UserId != k.session.User {
+		msg.UserId = ""
+	}
 }
 
 // delaysByPriority tells whether quorum queues of a RabbitMQ version look for
@@ -271,6 +299,10 @@ func (p *Publisher) settle(ctx context.Context, a *attempt) {
 	case a.confirm.Acked():
 		a.link.unsettled.Add(-1)
 		if returned {
+			if a.queue != "" {
+				p.finish(ctx, a.outgoing, fmt.Errorf("%w: queue %s does not exist", ErrUnroutable, a.queue))
+				return
+			}
 			p.heal(ctx, a.link)
 			p.finish(ctx, a.outgoing, fmt.Errorf("%w: exchange %s, routing key %s", ErrUnroutable, a.route.Exchange, a.route.Key))
 			return
@@ -384,6 +416,9 @@ func mayConcern(reason error, exchange string) bool {
 	var e *amqp.Error
 	if !errors.As(reason, &e) {
 		return false
+	}
+	if exchange == "" {
+		exchange = "amq.default" // as RabbitMQ calls it
 	}
 	named := e.Code == amqp.NotFound || e.Code == amqp.AccessRefused
 	return !named || len(e.Reason) >= maxShortString || strings.Contains(e.Reason, "'"+exchange+"'")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -17,10 +18,25 @@ const (
 	// HeaderNotBefore is the instant a message is due: an int64, milliseconds
 	// since 1970 UTC. The publisher sets it.
 	HeaderNotBefore = "ladder-not-before"
-	// HeaderAttempt counts the times that a message was sent through the ladder, the
-	// first included: an int64, and 1 where it is absent. It is reserved for
-	// retries through the ladder, which are not there yet.
+	// HeaderAttempt counts the attempts to handle a message, from 1: an int64,
+	// and 1 where it is absent. A consumer sets it on what it sends through the
+	// ladder again, and on what it sends to the failed queue.
 	HeaderAttempt = "ladder-attempt"
+	// HeaderDestination is the destination that a message had before it was
+	// sent to one queue alone, for another attempt or to the failed queue: a string.
+	HeaderDestination = "ladder-destination"
+	// HeaderFailureReason is the error of the last attempt that failed: a string,
+	// cut at 1 KiB.
+	HeaderFailureReason = "ladder-failure-reason"
+	// HeaderFailureQueue is the queue whose consumer's attempt failed: a
+	// string.
+	HeaderFailureQueue = "ladder-failure-queue"
+	// HeaderFailureFirst is when the first attempt failed: an int64,
+	// milliseconds since 1970 UTC.
+	HeaderFailureFirst = "ladder-failure-first"
+	// HeaderFailureLast is when the last attempt failed: like
+	// HeaderFailureFirst.
+	HeaderFailureLast = "ladder-failure-last"
 
 	reservedPrefix = "ladder-"
 )
@@ -38,19 +54,17 @@ func isBrokerHeader(key string) bool {
 }
 
 // prepare returns the message as it goes on the wire: a deep copy, so that the
-// caller's stays as it is and can be changed while this one waits. The error
-// wraps ErrInvalidMessage or ErrMessageTooLarge.
-func prepare(msg amqp.Publishing, notBefore time.Time, maxBytes int) (amqp.Publishing, error) {
+// caller's stays as it is and can be changed while this one waits. Of the headers
+// that start with ladder- it has those that are given apart. The error wraps
+// ErrInvalidMessage or ErrMessageTooLarge.
+func prepare(msg amqp.Publishing, ladderHeaders amqp.Table, maxBytes int) (amqp.Publishing, error) {
 	if err := checkProperties(msg); err != nil {
 		return amqp.Publishing{}, err
 	}
 	if len(msg.Body) > maxBytes {
 		return amqp.Publishing{}, fmt.Errorf("%w: the body has %d bytes, MaxMessageBytes is %d", ErrMessageTooLarge, len(msg.Body), maxBytes)
 	}
-	if len(msg.Headers) > maxElements-brokerHeaders {
-		return amqp.Publishing{}, fmt.Errorf("%w: it has %d headers; at most %d are possible", ErrInvalidMessage, len(msg.Headers), maxElements-brokerHeaders)
-	}
-	headers := make(amqp.Table, len(msg.Headers)+1)
+	headers := make(amqp.Table, len(msg.Headers)+len(ladderHeaders))
 	var c copier
 	for key, value := range msg.Headers {
 		if isBrokerHeader(key) || strings.HasPrefix(key, reservedPrefix) {
@@ -65,7 +79,10 @@ func prepare(msg amqp.Publishing, notBefore time.Time, maxBytes int) (amqp.Publi
 		}
 		headers[key] = copied
 	}
-	headers[HeaderNotBefore] = notBefore.UnixMilli()
+	if len(ladderHeaders) > 0 && len(headers) > maxElements-addedHeaders {
+		return amqp.Publishing{}, fmt.Errorf("%w: it has %d headers; at most %d are possible", ErrInvalidMessage, len(headers), maxElements-addedHeaders)
+	}
+	maps.Copy(headers, ladderHeaders)
 	msg.Headers = headers
 	msg.Body = bytes.Clone(msg.Body)
 	msg.DeliveryMode = amqp.Persistent
@@ -113,8 +130,8 @@ const (
 	maxElements = 8192
 	// maxValues is more than fit into a frame.
 	maxValues = 1 << 17
-	// brokerHeaders is room for those that the broker adds.
-	brokerHeaders = 16
+	// addedHeaders is room for those that ladder and the broker add.
+	addedHeaders = 16
 )
 
 // A copier makes deep copies of headers and arguments. It makes an int an

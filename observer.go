@@ -16,6 +16,9 @@ type Observer interface {
 	// Published is called once for each message with its outcome, when that
 	// is known. ctx is the caller's.
 	Published(ctx context.Context, e PublishEvent)
+	// Handled is called once for each message that a handler was called for, when it is
+	// settled. ctx is the handler's, and can have ended.
+	Handled(ctx context.Context, e HandleEvent)
 	// SessionUp is called when a connection is ready for use.
 	SessionUp(SessionEvent)
 	// SessionLost is called when a connection that was ready has ended for a
@@ -33,6 +36,9 @@ type NopObserver struct{}
 
 // Published does nothing.
 func (NopObserver) Published(context.Context, PublishEvent) {}
+
+// Handled does nothing.
+func (NopObserver) Handled(context.Context, HandleEvent) {}
 
 // SessionUp does nothing.
 func (NopObserver) SessionUp(SessionEvent) {}
@@ -65,6 +71,34 @@ type PublishEvent struct {
 	Kind ErrorKind
 	// Err is what the publish returned, nil if the message is confirmed.
 	Err error
+}
+
+// A HandleEvent is what became of a message that a consumer received. The message that a
+// consumer sends on, for another attempt or to the failed queue, is part of it, and has no
+// PublishEvent.
+type HandleEvent struct {
+	// Queue is the consumer's.
+	Queue string
+	// Destination and MessageID are the message's, as in a PublishEvent.
+	Destination, MessageID string
+	// Attempt is the message's Delivery.Attempt.
+	Attempt int
+	// Lateness is the message's Delivery.Lateness.
+	Lateness time.Duration
+	// Duration is how long the handler took.
+	Duration time.Duration
+	// Outcome is what became of the message.
+	Outcome Outcome
+	// RetryDelay is how long it waits for its next attempt if Outcome is OutcomeRetried.
+	RetryDelay time.Duration
+	// Err is what the handler returned, a [*PanicError] if it panicked.
+	Err error
+	// SendErr is why the message could not be sent on, for another attempt or to
+	// the failed queue.
+	SendErr error
+	// SettleErr is why it could not be acknowledged or given back, so that it comes
+	// again. It wraps [ErrSessionLost].
+	SettleErr error
 }
 
 // A SessionEvent tells of a connection.

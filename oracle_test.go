@@ -56,6 +56,27 @@ func (o oracle) units(delay time.Duration) *big.Int {
 	return units
 }
 
+// unitsWithin returns the units with the fewest hops of those that fit between the
+// delay and the delay and slack, by looking at all that can be it: the value with
+// the fewest 1 bits is the least one, rounded up to some power of two.
+func (o oracle) unitsWithin(delay, slack time.Duration) *big.Int {
+	best := o.units(delay)
+	if delay <= 0 || slack <= 0 {
+		return best
+	}
+	window := new(big.Int).Add(big.NewInt(int64(delay)), big.NewInt(int64(slack)))
+	least, most := best, window.Div(window, o.bigUnit())
+	for k := 1; k < o.levels; k++ {
+		rounded := new(big.Int).Add(least, power(k))
+		rounded.Sub(rounded, big.NewInt(1))
+		rounded.Mul(rounded.Div(rounded, power(k)), power(k))
+		if rounded.Cmp(most) <= 0 && rounded.Cmp(power(o.levels)) < 0 && o.hops(rounded) < o.hops(best) {
+			best = rounded
+		}
+	}
+	return best
+}
+
 // binary returns the units with one digit for each level.
 func (o oracle) binary(units *big.Int) string {
 	digits := units.Text(2)

@@ -133,6 +133,10 @@ type Publisher struct {
 	slots chan struct{}
 	alone chan struct{}
 
+	// inMemory takes messages in place of a broker, for package laddertest.
+	// There is no keeper then.
+	inMemory func(exchange, key string, msg amqp.Publishing) error
+
 	// brokerLimit is the broker's max_message_size in bytes once a message
 	// has shown it; 0 before.
 	brokerLimit atomic.Int64
@@ -205,7 +209,11 @@ func (p *Publisher) bind(ctx context.Context, s *session.Session) error {
 // A PublishOption changes one publish. Only this package makes them.
 type PublishOption interface{ applyPublish(*publishOptions) }
 
-type publishOptions struct{ noRepublish bool }
+type publishOptions struct {
+	noRepublish bool
+	slack       time.Duration
+	slackGiven  bool // else it is the ladder's
+}
 
 type republishOption bool
 
@@ -214,6 +222,21 @@ func (o republishOption) applyPublish(p *publishOptions) { p.noRepublish = !bool
 // Republish says for one publish whether it is sent again when its connection is
 // lost before the confirm, whatever PublisherConfig.NoRepublish says.
 func Republish(again bool) PublishOption { return republishOption(again) }
+
+type slackOption time.Duration
+
+func (o slackOption) applyPublish(p *publishOptions) { p.slack, p.slackGiven = time.Duration(o), true }
+
+// WithSlack lets a message wait up to slack longer than it must, if it has fewer
+// hops then: see [Ladder.UnitsWithin]. For one publish it takes the place of
+// Config.Slack, also if it is 0. A negative slack is refused with
+// [ErrInvalidMessage], for all messages of a batch.
+//
+// The window is fixed at the call: it begins when the message is due, and ends
+// slack later. Some of the delay has passed when the message is sent, so a window
+// that ends just where a wait with few hops would is too short by that: 60 s with
+// a slack of 4 s does not become 64 units of 1 s, with 5 s it does.
+func WithSlack(slack time.Duration) PublishOption { return slackOption(slack) }
 
 // PublishDelayed sends msg, to be delivered to a destination once delay has
 // passed. It returns nil when the broker has confirmed the message: it is then on disk
@@ -224,10 +247,10 @@ func Republish(again bool) PublishOption { return republishOption(again) }
 // message is due. If nobody has then, it goes to the parking queue.
 //
 // The message is due at the instant of the call plus delay. It is delivered not
-// before that, by the broker's clock and to the millisecond, and less than one
-// unit later if the broker keeps up. The way there takes what is left of the
-// delay: if it has to be sent again after an outage, it is not late by the
-// outage.
+// before that, by the broker's clock and to the millisecond. If the broker keeps
+// up it is less than one unit later, or as late as the slack of Config.Slack or
+// [WithSlack] allows. The way there takes what is left of the delay: if it has to
+// be sent again after an outage, it is not late by the outage.
 //
 // A publish that fails for a passing reason (connection lost, connection blocked, nack) is
 // repeated with the same MessageId until ctx ends, or after PublisherConfig.Timeout if it has no
@@ -304,9 +327,12 @@ type outgoing struct {
 	called      time.Time
 	destination string
 	notBefore   time.Time
+	slack       time.Duration // from notBefore on
 	msg         amqp.Publishing
 	headerSize  int
 	noRepublish bool
+	queue       string // where it goes without the ladder, or ""
+	resent      bool   // a consumer received it and sends it on
 
 	attempts  int
 	units     uint64 // of the last attempt
@@ -351,6 +377,9 @@ func (p *Publisher) prepare(ctx context.Context, m Message, opts []PublishOption
 	out := &outgoing{called: now, destination: m.Destination, noRepublish: o.noRepublish}
 	delay := m.Delay
 	switch {
+	case o.slack < 0:
+		p.finish(ctx, out, fmt.Errorf("%w: WithSlack %v: must not be negative", ErrInvalidMessage, o.slack))
+		return out
 	case m.At.IsZero():
 		out.notBefore = now.Add(max(delay, 0))
 	case m.At.Year() < 1:
@@ -371,14 +400,23 @@ func (p *Publisher) prepare(ctx context.Context, m Message, opts []PublishOption
 		p.finish(ctx, out, err)
 		return out
 	}
-	msg, err := prepare(m.Publishing, out.notBefore, p.config.MaxMessageBytes)
+	out.slack = o.slack
+	if !o.slackGiven {
+		out.slack = p.ladder.slack(delay)
+	}
+	p.fill(ctx, out, m.Publishing, amqp.Table{HeaderNotBefore: out.notBefore.UnixMilli()})
+	return out
+}
+
+// fill gives an outgoing its message.
+func (p *Publisher) fill(ctx context.Context, out *outgoing, msg amqp.Publishing, ladderHeaders amqp.Table) {
+	msg, err := prepare(msg, ladderHeaders, p.config.MaxMessageBytes)
 	if err != nil {
 		p.finish(ctx, out, err)
-		return out
+		return
 	}
 	out.msg = msg
 	out.headerSize = headerFrameSize(&msg)
-	return out
 }
 
 // deliver sends messages until each has its outcome.
@@ -396,6 +434,10 @@ func (p *Publisher) deliver(ctx context.Context, outs []*outgoing) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, p.config.Timeout)
 		defer cancel()
+	}
+	if p.inMemory != nil {
+		p.deliverInMemory(ctx, outs)
+		return
 	}
 	for round := 1; ctx.Err() == nil && p.round(ctx, outs); round++ {
 		pause(ctx, round)
@@ -548,5 +590,8 @@ func (p *Publisher) Close(ctx context.Context) error {
 	p.closed = true
 	p.mu.Unlock()
 	drained := await(ctx, func() error { p.calls.Wait(); return nil })
+	if p.keeper == nil {
+		return drained
+	}
 	return errors.Join(drained, p.keeper.Close(ctx))
 }

@@ -84,7 +84,8 @@ func run(ctx context.Context, out io.Writer, url, managementURL string) error {
 	}
 	defer publisher.Close(context.WithoutCancel(ctx)) //nolint:errcheck // all publishes are over by then
 
-	// A consumer declares its queue and binds it to its destinations. What falls due
+	// A consumer declares its queue, which it binds to its destinations, and another for
+	// messages that fail for good; examples/retry shows that one at work. What falls due
 	// for a destination before anyone has bound it is parked, so the program waits for
 	// that. An application whose queues are there from an earlier run need not.
 	consumer, err := ladder.NewConsumer(l, ladder.ConsumerConfig{
@@ -105,7 +106,7 @@ func run(ctx context.Context, out io.Writer, url, managementURL string) error {
 			case arrivals <- newArrival(l, d):
 				return nil // acknowledges the message
 			case <-consuming.Done():
-				return consuming.Err() // puts it back into the queue
+				return consuming.Err() // the message waits in the ladder for another attempt
 			}
 		})
 	}()
@@ -221,13 +222,16 @@ func receive(ctx context.Context, t *table, messages []*message, arrivals <-chan
 	}
 }
 
-// tearDown removes the queue, and the ladder with whatever still waits in it.
+// tearDown removes the queues, and the ladder with whatever still waits in it.
 func tearDown(conn *amqp.Connection, l *ladder.Ladder, queue string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	ch, err := conn.Channel()
 	if err == nil {
 		_, err = ch.QueueDelete(queue, false, false, false)
+		if err == nil {
+			_, err = ch.QueueDelete(ladder.FailedQueue(queue), false, false, false)
+		}
 		err = errors.Join(err, l.Remove(ctx, ch, ladder.Force()))
 	}
 	if err != nil {

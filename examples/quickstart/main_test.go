@@ -37,9 +37,10 @@ func TestRun(t *testing.T) {
 		`(?m)^duplicates +0$`,
 		`(?m)^parked +0$`,
 		`(?m)^lateness +p50 \d+\.\d ms, p99 \d+\.\d ms, max \d+\.\d ms$`,
-		// The ladder's and the inbox, the seven exchanges of each virtual host, and a binding of each queue to the default one.
-		`(?m)^objects before +10 queues, 17 exchanges, 56 bindings$`,
-		`(?m)^objects after +10 queues, 17 exchanges, 56 bindings: unchanged$`,
+		// The ladder's, the inbox and its failed queue, the seven exchanges of each virtual host, the inbox's binding for
+		// retries, and one of each queue to the default exchange.
+		`(?m)^objects before +11 queues, 17 exchanges, 58 bindings$`,
+		`(?m)^objects after +11 queues, 17 exchanges, 58 bindings: unchanged$`,
 		`(?m)^  counted +in the virtual host, by the management API$`,
 	} {
 		assert.Regexp(t, want, out.String())

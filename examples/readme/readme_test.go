@@ -5,6 +5,7 @@ package readme
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -55,7 +56,7 @@ func consume(ctx context.Context, l *ladder.Ladder, url string, sendEmail func(c
 		return err
 	}
 	return consumer.Run(ctx, func(ctx context.Context, d *ladder.Delivery) error {
-		return sendEmail(ctx, d.Body) // nil acknowledges, an error puts the message back
+		return sendEmail(ctx, d.Body) // nil acknowledges; after an error it comes again, later and later
 	})
 	// README: end
 }
@@ -69,17 +70,25 @@ func read(t *testing.T, name string) string {
 	return string(content)
 }
 
+// TestCodeIsCompiled compares the code in a document with what is compiled here. What begins with a tab loses one.
 func TestCodeIsCompiled(t *testing.T) {
 	t.Parallel()
-	var compiled []string
-	for _, found := range regexp.MustCompile(`(?s)// README: \w+\n(.*?)\t// README: end\n`).FindAllStringSubmatch(read(t, "examples/readme/readme_test.go"), -1) {
-		compiled = append(compiled, regexp.MustCompile(`(?m)^\t`).ReplaceAllString(found[1], ""))
+	for document, source := range map[string]string{"README.md": "readme_test.go", "docs/consuming.md": "consuming_test.go"} {
+		name := strings.TrimSuffix(filepath.Base(document), ".md")
+		var compiled []string
+		for _, found := range regexp.MustCompile(`(?s)// `+name+`: \w+\n(.*?)\n+\t?// `+name+`: end\n`).FindAllStringSubmatch(read(t, "examples/readme/"+source), -1) {
+			code := found[1] + "\n"
+			if strings.HasPrefix(code, "\t") {
+				code = regexp.MustCompile(`(?m)^\t`).ReplaceAllString(code, "")
+			}
+			compiled = append(compiled, code)
+		}
+		var shown []string
+		for _, found := range regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, document), -1) {
+			shown = append(shown, found[1])
+		}
+		assert.Equal(t, compiled, shown, document)
 	}
-	var shown []string
-	for _, found := range regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(read(t, "README.md"), -1) {
-		shown = append(shown, found[1])
-	}
-	require.Equal(t, compiled, shown)
 }
 
 func TestCodeWorks(t *testing.T) {
@@ -205,16 +214,21 @@ func TestPermissions(t *testing.T) {
 		return env.Broker.UserURL(name, "secret", vhost)
 	}
 	const (
-		whole = `^ladder\.20x1s\.`
-		entry = `^ladder\.20x1s\.(level-|delivery$)`
-		queue = `^(ladder\.20x1s\.|mailer$)`
+		whole  = `^ladder\.20x1s\.`
+		entry  = `^ladder\.20x1s\.(level-|delivery$)`
+		queues = `^(ladder\.20x1s\.|mailer(\.failed)?$)`
+		write  = `^(ladder\.20x1s\.|mailer$|amq\.default$)`
+		queue  = `^(ladder\.20x1s\.|mailer$)`
+		resend = `^(ladder\.20x1s\.(level-|delivery$)|amq\.default$)`
 	)
 	active := user("Publisher", whole, whole, whole)
 	passive := user("Publisher, Passive", "", entry, "")
-	activeConsumer := user("Consumer", queue, queue, queue)
-	passiveConsumer := user("Consumer, Passive", "", "", `^mailer$`)
+	activeConsumer := user("Consumer", queues, write, queue)
+	passiveConsumer := user("Consumer, Passive", "", resend, `^mailer$`)
 
+	// Each message is tried twice, and those without a delay fail then.
 	consume := func(config ladder.ConsumerConfig) (got chan string, stop func()) {
+		config.Retry = ladder.FixedSteps{time.Second}
 		consumer, err := ladder.NewConsumer(l, config)
 		require.NoError(t, err)
 		got = make(chan string, 10)
@@ -222,10 +236,21 @@ func TestPermissions(t *testing.T) {
 		ended := make(chan error)
 		go func() {
 			ended <- consumer.Run(consuming, func(_ context.Context, d *ladder.Delivery) error {
+				if d.Attempt == 1 {
+					return errors.New("once more")
+				}
 				got <- string(d.Body)
+				if strings.HasSuffix(string(d.Body), "at once") {
+					return ladder.Permanent(errors.New("for the failed queue"))
+				}
 				return nil
 			})
 		}()
+		select {
+		case <-consumer.Ready():
+		case err := <-ended:
+			require.NoError(t, err)
+		}
 		return got, func() { cancel(); assert.NoError(t, <-ended) }
 	}
 	send := func(url, body string, config ladder.PublisherConfig) {
@@ -249,11 +274,9 @@ func TestPermissions(t *testing.T) {
 		require.ElementsMatch(t, want, bodies)
 	}
 
-	up := observer{up: make(chan struct{}, 1)}
 	got, stop := consume(ladder.ConsumerConfig{
-		URLs: []string{activeConsumer}, Queue: "mailer", Destinations: []string{"email.delivery"}, Observer: up,
+		URLs: []string{activeConsumer}, Queue: "mailer", Destinations: []string{"email.delivery"},
 	})
-	<-up.up
 	send(active, "active", ladder.PublisherConfig{})
 	receive(got, "active", "active at once")
 	stop()
@@ -262,17 +285,16 @@ func TestPermissions(t *testing.T) {
 	send(passive, "passive", ladder.PublisherConfig{Passive: true})
 	receive(got, "passive", "passive at once")
 	stop()
-}
-
-type observer struct {
-	ladder.NopObserver
-	up chan struct{}
-}
-
-func (o observer) SessionUp(ladder.SessionEvent) {
-	select {
-	case o.up <- struct{}{}:
-	default:
+	conn, err := amqp.Dial(env.Broker.URL(vhost))
+	require.NoError(t, err)
+	defer conn.Close() //nolint:errcheck // only looks
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	for _, body := range []string{"active at once", "passive at once"} {
+		d, found, err := ch.Get(ladder.FailedQueue("mailer"), true)
+		require.NoError(t, err)
+		require.True(t, found)
+		assert.Equal(t, body, string(d.Body))
 	}
 }
 

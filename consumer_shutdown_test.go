@@ -1,0 +1,87 @@
+package ladder_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/rabbitladder/ladder"
+	"github.com/rabbitladder/ladder/internal/brokertest"
+)
+
+// TestConsumerShutdownUnderLoad stops a consumer over and over while handlers of all
+// kinds are at work: each message still comes to its end, once.
+func TestConsumerShutdownUnderLoad(t *testing.T) {
+	const messages, rounds = 3000, 10
+	const timeout = time.Second
+	l, url := faultLadder(t), brokertest.VHost(t)
+	b := newBooks()
+	var mu sync.Mutex
+	causes := map[error]int{}
+	handler := func(ctx context.Context, d *ladder.Delivery) error {
+		if numberOf(d)%20 == 0 && rand.N(3) > 0 {
+			select {
+			case <-time.After(3 * timeout):
+			case <-ctx.Done():
+				mu.Lock()
+				defer mu.Unlock()
+				causes[context.Cause(ctx)]++
+				return ctx.Err()
+			}
+		}
+		return b.handle(ctx, d)
+	}
+	config := ladder.ConsumerConfig{
+		URLs: []string{url}, Queue: "work", Destinations: []string{"work"}, Concurrency: 50, Prefetch: 200, ShutdownTimeout: timeout, Observer: b,
+		Retry: ladder.ExponentialBackoff{Initial: 10 * time.Millisecond, Max: 100 * time.Millisecond, MaxAttempts: faultyAttempts},
+	}
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	before := goleak.IgnoreCurrent()
+	for round := range rounds {
+		stop := start(t, l, config, handler)
+		batch := make([]ladder.Message, messages/rounds)
+		for i := range batch {
+			batch[i] = ladder.Message{Destination: "work", Delay: rand.N(300 * time.Millisecond), Publishing: amqp.Publishing{MessageId: fmt.Sprint(round*len(batch) + i)}}
+		}
+		require.NoError(t, p.PublishBatch(within(t), batch))
+		time.Sleep(rand.N(300 * time.Millisecond)) // for a moment of any kind
+		began := time.Now()
+		require.NoError(t, stop(), "handlers end with their contexts")
+		assert.Less(t, time.Since(began), timeout+10*time.Second, "it goes on for ShutdownTimeout, and closes two connections")
+		require.NoError(t, goleak.Find(before))
+	}
+	mu.Lock()
+	assert.Equal(t, []error{ladder.ErrShutdownTimeout}, keys(causes))
+	mu.Unlock()
+
+	config.ShutdownTimeout = patience
+	stop := start(t, l, config, b.handle)
+	stopFailed := start(t, l, ladder.ConsumerConfig{URLs: []string{url}, Queue: "work.failed", Retry: ladder.NoRetry{}}, b.fail)
+	require.Eventually(t, func() bool { ended, _, _ := b.over(); return ended == messages }, 2*patience, 20*time.Millisecond)
+	waitForCount(t, url, "work", 0)
+	require.NoError(t, stop())
+	require.NoError(t, stopFailed())
+	_, duplicates, wrong := b.over()
+	assert.Empty(t, wrong)
+	assert.Zero(t, duplicates)
+	assert.Zero(t, b.lost)
+	assert.Zero(t, messageCount(t, url, "work.failed.failed"), "an attempt that was interrupted is not counted")
+	assert.Positive(t, b.outcomes[ladder.OutcomeReturned])
+	t.Logf("%v, %d handlers were interrupted", b.outcomes, causes[ladder.ErrShutdownTimeout])
+}
+
+func keys(m map[error]int) []error {
+	var list []error
+	for key := range m {
+		list = append(list, key)
+	}
+	return list
+}
