@@ -59,13 +59,23 @@ const (
 // its database is down, for example: neither counts as an attempt. If the handler fails, panics, or asks for
 // another attempt in any way, the claim is released.
 //
-// Errors of Claim go to the logger, which may be nil. One of Complete goes there
-// alone: the message is handled, and returning the error would have it handled again.
+// Errors of Claim go to the logger, which may be nil, and so does each duplicate, at level Info.
+// To an Observer it is a message that was handled; count duplicates in the Claimer. An error of
+// Complete goes to the logger alone: the message is handled, and returning the error would have
+// it handled again.
+//
+// Complete and Release get a context of ten seconds that goes on when the handler's has ended,
+// by a timeout or a lost connection.
+//
+// A nil claimer panics at once.
 //
 // This narrows the gap in which a message is handled twice and does not close it: the handler's
 // effect and Complete are two steps, and the process can die between them. Where that
 // matters, let the handler write MessageId and effect in one transaction of its own.
 func Deduplicate(claimer Claimer, logger *slog.Logger) Middleware {
+	if claimer == nil {
+		panic("ladder: Deduplicate: the Claimer is nil")
+	}
 	logger = orSilent(logger)
 	return func(handler Handler) Handler {
 		return func(ctx context.Context, d *Delivery) (err error) {
@@ -81,6 +91,7 @@ func Deduplicate(claimer Claimer, logger *slog.Logger) Middleware {
 				}
 				return fmt.Errorf("ladder: claim %s: %w: %w", key, err, RetryAfter(claimDelay))
 			case !first:
+				logger.InfoContext(ctx, "ladder: duplicate acknowledged", "key", key, "attempt", d.Attempt)
 				return nil
 			}
 			handled := false

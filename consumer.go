@@ -81,11 +81,11 @@ type ConsumerConfig struct {
 	FailedQueue string
 
 	// Concurrency is the number of handlers that run at the same time. One
-	// that goes on after its connection was lost counts. Defaults to 10.
+	// that goes on after its connection was lost counts. 1 to 65535. Defaults to 10.
 	Concurrency int
 
 	// Prefetch is the most messages that the broker hands over before they are
-	// acknowledged, 1 to 65535. Those beyond Concurrency wait here, and the
+	// acknowledged, Concurrency to 65535. Those beyond Concurrency wait here, and the
 	// broker's consumer_timeout, 30 minutes by default, runs for them as well: with
 	// handlers that take many minutes set it to Concurrency. Defaults to twice
 	// Concurrency.
@@ -114,6 +114,9 @@ var errConsumerCancelled = errors.New("the broker cancelled the consumer")
 
 // withDefaults returns the checked configuration with the defaults filled in.
 func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
+	if err := l.check(); err != nil {
+		return c, err
+	}
 	if c.Passive && (len(c.Destinations) > 0 || c.QueueType != "" || len(c.QueueArguments) > 0) {
 		return c, invalidConfig("Passive", true, "a passive consumer declares and binds nothing: Destinations, QueueType and QueueArguments must be empty")
 	}
@@ -142,10 +145,10 @@ func (c ConsumerConfig) withDefaults(l *Ladder) (ConsumerConfig, error) {
 		return c, invalidConfig("FailedQueue", strconv.Quote(c.FailedQueue), "must be another queue than Queue")
 	case c.QueueType != Quorum && c.QueueType != Classic:
 		return c, invalidConfig("QueueType", fmt.Sprintf("%q", c.QueueType), "must be %q or %q", Quorum, Classic)
-	case c.Concurrency < 1:
-		return c, invalidConfig("Concurrency", c.Concurrency, "must be at least 1")
-	case c.Prefetch < 1 || c.Prefetch > math.MaxUint16:
-		return c, invalidConfig("Prefetch", c.Prefetch, "must be 1 to %d", math.MaxUint16)
+	case c.Concurrency < 1 || c.Concurrency > math.MaxUint16:
+		return c, invalidConfig("Concurrency", c.Concurrency, "must be 1 to %d", math.MaxUint16)
+	case c.Prefetch < c.Concurrency || c.Prefetch > math.MaxUint16:
+		return c, invalidConfig("Prefetch", c.Prefetch, "must be %d to %d: with less than Concurrency, handlers would have nothing to do", c.Concurrency, math.MaxUint16)
 	case c.HandlerTimeout < 0:
 		return c, invalidConfig("HandlerTimeout", c.HandlerTimeout, "must be positive")
 	case c.ShutdownTimeout < 0:
@@ -244,6 +247,9 @@ func (c *Consumer) Ready() <-chan struct{} { return c.ready }
 // confirmed elsewhere, never before. So it is handled at least once: again after a lost
 // connection, if the acknowledgement did not get through.
 func (c *Consumer) Run(ctx context.Context, handler Handler) error {
+	if handler == nil {
+		return errors.New("ladder: Run: the handler is nil")
+	}
 	if !c.enter(StateNew, StateConnecting) {
 		return ErrRunTwice
 	}
@@ -311,7 +317,7 @@ func (c *Consumer) newPublisher(ctx context.Context) (*Publisher, error) {
 	connection.Name = c.connection.Name + " (retries)"
 	config := PublisherConfig{
 		URLs: c.config.URLs, Connection: connection, Passive: c.config.Passive, Logger: c.config.Logger,
-		MaxInFlight: min(c.config.Concurrency, math.MaxUint16),
+		MaxInFlight: c.config.Concurrency,
 		// The broker has had the message already.
 		MaxMessageBytes: math.MaxInt,
 	}

@@ -463,6 +463,7 @@ func TestConsumerConfigRefuses(t *testing.T) {
 		"another queue type":         {ladder.ConsumerConfig{URLs: urls, Queue: "q", QueueType: "stream"}, "QueueType"},
 		"negative concurrency":       {ladder.ConsumerConfig{URLs: urls, Queue: "q", Concurrency: -1}, "Concurrency -1"},
 		"a huge prefetch":            {ladder.ConsumerConfig{URLs: urls, Queue: "q", Prefetch: 65536}, "Prefetch 65536"},
+		"prefetch below concurrency": {ladder.ConsumerConfig{URLs: urls, Queue: "q", Concurrency: 8, Prefetch: 7}, "Prefetch 7: must be 8 to 65535"},
 		"a negative prefetch":        {ladder.ConsumerConfig{URLs: urls, Queue: "q", Prefetch: -1}, "Prefetch -1"},
 		"a negative handler timeout": {ladder.ConsumerConfig{URLs: urls, Queue: "q", HandlerTimeout: -1}, "HandlerTimeout"},
 		"a negative timeout":         {ladder.ConsumerConfig{URLs: urls, Queue: "q", ShutdownTimeout: -1}, "ShutdownTimeout"},
@@ -470,7 +471,8 @@ func TestConsumerConfigRefuses(t *testing.T) {
 		"passive with a type":        {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, QueueType: ladder.Quorum}, "Passive"},
 		"passive with bindings":      {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, Destinations: []string{"a"}}, "Passive"},
 		"passive with arguments":     {ladder.ConsumerConfig{URLs: urls, Queue: "q", Passive: true, QueueArguments: map[string]any{"x": 1}}, "Passive"},
-		"concurrency, much of it":    {ladder.ConsumerConfig{URLs: nil, Queue: "q", Concurrency: 1 << 20}, "URLs"},
+		"a huge concurrency":         {ladder.ConsumerConfig{URLs: urls, Queue: "q", Concurrency: 1 << 20}, "Concurrency 1048576"},
+		"an empty URL":               {ladder.ConsumerConfig{URLs: []string{""}, Queue: "q"}, "URLs[0] is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -479,6 +481,38 @@ func TestConsumerConfigRefuses(t *testing.T) {
 			assert.ErrorContains(t, err, c.text)
 		})
 	}
+}
+
+// TestNothingGiven has nil, and zero values, where something is needed.
+func TestNothingGiven(t *testing.T) {
+	t.Parallel()
+	l := small(t)
+	for _, none := range []*ladder.Ladder{nil, {}} {
+		_, err := ladder.NewConsumer(none, ladder.ConsumerConfig{URLs: []string{"amqp://localhost"}, Queue: "q"})
+		require.ErrorIs(t, err, ladder.ErrInvalidConfig)
+		require.ErrorContains(t, err, "ladder is nil")
+		_, err = ladder.NewPublisher(within(t), none, ladder.PublisherConfig{URLs: []string{"amqp://localhost"}})
+		require.ErrorIs(t, err, ladder.ErrInvalidConfig)
+		require.ErrorContains(t, err, "ladder is nil")
+	}
+	c, err := ladder.NewConsumer(l, ladder.ConsumerConfig{URLs: []string{"amqp://localhost"}, Queue: "q"})
+	require.NoError(t, err)
+	require.ErrorContains(t, c.Run(within(t), nil), "handler is nil")
+	assert.Equal(t, ladder.StateNew, c.State())
+	for name, call := range map[string]func() error{
+		"Declare": func() error { return l.Declare(within(t), nil) },
+		"Verify":  func() error { return l.Verify(within(t), nil) },
+		"Bind":    func() error { return l.Bind(within(t), nil, "q", "a") },
+		"Unbind":  func() error { return l.Unbind(within(t), nil, "q", "a") },
+		"Remove":  func() error { return l.Remove(within(t), nil) },
+		"ReplayFailed": func() error {
+			_, err := new(ladder.Publisher).ReplayFailed(within(t), nil, "q.failed", nil)
+			return err
+		},
+	} {
+		assert.ErrorContains(t, call(), "channel is nil", name)
+	}
+	assert.Panics(t, func() { ladder.Deduplicate(nil, nil) })
 }
 
 func TestParseDelivery(t *testing.T) {
@@ -499,6 +533,20 @@ func TestParseDelivery(t *testing.T) {
 		"through a level": {
 			amqp.Delivery{Exchange: l.Level(1), RoutingKey: "1.0.0.mail"},
 			ladder.Delivery{Destination: "mail", Attempt: 1},
+		},
+		"dead-lettered by the queue that it had come to": {
+			amqp.Delivery{RoutingKey: "mailer.failed", Headers: amqp.Table{"x-death": []any{
+				amqp.Table{"exchange": "orders", "routing-keys": []any{"an.order"}, "queue": "between"},
+				amqp.Table{"exchange": l.DeliveryExchange(), "routing-keys": []any{"0.1.0.mail.due"}, "queue": "mailer"},
+				"not of the broker",
+			}}},
+			ladder.Delivery{Destination: "mail.due", Attempt: 1, Delivery: amqp.Delivery{Headers: amqp.Table{}}},
+		},
+		"dead-lettered, and never in a ladder": {
+			amqp.Delivery{RoutingKey: "orders.failed", Headers: amqp.Table{"x-death": []any{
+				amqp.Table{"exchange": "orders", "routing-keys": []any{"0.1.0.mail.due"}, "queue": "orders"},
+			}}},
+			ladder.Delivery{Destination: "orders.failed", Attempt: 1, Delivery: amqp.Delivery{Headers: amqp.Table{}}},
 		},
 		"from elsewhere, with a key like the ladder's": {
 			amqp.Delivery{Exchange: "orders", RoutingKey: "1.0.0.mail"},

@@ -22,6 +22,8 @@ import (
 // amqp091-go's calls take no context. When ctx ends during one, the method returns
 // and the call is left to end with its channel: close the connection.
 
+var errNoChannel = errors.New("ladder: the channel is nil")
+
 // Declare declares the whole ladder on ch. It can be repeated at any time and
 // from anywhere: what is there already stays as it is, what is missing is added.
 // It needs configure, write and read permission on the ladder's names.
@@ -32,6 +34,9 @@ import (
 // the broker, Declare returns and leaves the call to end with its channel: close
 // the connection. The same goes for Verify, Bind, Unbind and Remove.
 func (l *Ladder) Declare(ctx context.Context, ch *amqp.Channel) error {
+	if ch == nil {
+		return errNoChannel
+	}
 	t := l.Topology()
 	var steps []step
 	declareAll := func(exchanges []Exchange, queues []Queue, bindings []Binding) {
@@ -59,6 +64,9 @@ func (l *Ladder) Declare(ctx context.Context, ch *amqp.Channel) error {
 // compared by declaring it again: Verify needs configure permission, and an
 // object deleted between the two calls would be made anew.
 func (l *Ladder) Verify(ctx context.Context, ch *amqp.Channel) error {
+	if ch == nil {
+		return errNoChannel
+	}
 	t := l.Topology()
 	var steps []step
 	for _, e := range t.Exchanges {
@@ -86,6 +94,9 @@ func (l *Ladder) Verify(ctx context.Context, ch *amqp.Channel) error {
 // broker refuses one it closes the channel, and the error names those that
 // were not bound for this reason. Binding again changes nothing.
 func (l *Ladder) Bind(ctx context.Context, ch *amqp.Channel, queue string, destinations ...string) error {
+	if ch == nil {
+		return errNoChannel
+	}
 	return l.eachBinding(ctx, "bind", queue, destinations, func(key string) error {
 		return ch.QueueBind(queue, key, l.delivery, false, nil)
 	})
@@ -106,6 +117,9 @@ func (l *Ladder) bindEach(ctx context.Context, s *session.Session, queue string,
 // parked unless another queue is bound to them. Unbinding what is not bound
 // changes nothing.
 func (l *Ladder) Unbind(ctx context.Context, ch *amqp.Channel, queue string, destinations ...string) error {
+	if ch == nil {
+		return errNoChannel
+	}
 	return l.eachBinding(ctx, "unbind", queue, destinations, func(key string) error {
 		return ch.QueueUnbind(queue, key, l.delivery, nil)
 	})
@@ -154,6 +168,9 @@ func Force() RemoveOption { return forceOption{} }
 // apart, and Remove deletes them with it. The management API shows
 // them, as messages that are neither ready nor unacknowledged.
 func (l *Ladder) Remove(ctx context.Context, ch *amqp.Channel, opts ...RemoveOption) error {
+	if ch == nil {
+		return errNoChannel
+	}
 	var o removeOptions
 	for _, opt := range opts {
 		opt.applyRemove(&o)
@@ -321,7 +338,7 @@ var (
 	// ends after 255 bytes, so that with long names its tail is missing.
 	inequivalent = regexp.MustCompile(`inequivalent arg '([^']+)'(?:.*: received (.+) but current is (.+))?`)
 	// The usual form of a value in it.
-	typedValue = regexp.MustCompile(`^(?:the value )?'(.*)'(?: of type '\w+')?$`)
+	typedValue = regexp.MustCompile(`^(?:the value )?'(.*?)'(?: of type '\w+')?$`)
 )
 
 // mismatch turns RabbitMQ's refusal of a declaration, 406 with a text of its
@@ -343,10 +360,14 @@ func mismatch(err error, kind, name string, arguments map[string]any) error {
 }
 
 func plainValue(s string) string {
-	if found := typedValue.FindStringSubmatch(s); found != nil {
-		return found[1]
+	found := typedValue.FindStringSubmatch(s)
+	switch {
+	case found == nil:
+		return s
+	case found[1] == "":
+		return `""`
 	}
-	return s
+	return found[1]
 }
 
 // A TopologyMismatchError says that an object of the ladder exists on the broker with
@@ -363,7 +384,7 @@ type TopologyMismatchError struct {
 	// Want is the ladder's value.
 	Want string
 	// Got is the value on the broker as its error message has it. It is
-	// "none" where the argument is not set, and empty where the message,
+	// two quotation marks for an empty value, "none" where the argument is not set, and empty where the message,
 	// which RabbitMQ cuts at 255 bytes, does not tell.
 	Got string
 

@@ -149,6 +149,17 @@ func TestTopologyMismatch(t *testing.T) {
 			ladder.TopologyMismatchError{Kind: "exchange", Object: small(t).Level(0), Argument: "type", Want: "topic", Got: "fanout"},
 		},
 		{
+			"an empty value", small(t),
+			func(l *ladder.Ladder, ch *amqp.Channel) error {
+				_, err := ch.QueueDeclare(l.Level(0), true, false, false, false, amqp.Table{
+					"x-queue-type": "quorum", "x-message-ttl": int64(10), "x-dead-letter-exchange": "",
+					"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+				})
+				return err
+			},
+			ladder.TopologyMismatchError{Kind: "queue", Object: small(t).Level(0), Argument: "x-dead-letter-exchange", Want: small(t).DeliveryExchange(), Got: `""`},
+		},
+		{
 			// RabbitMQ's message ends after 255 bytes, within the name.
 			"a message cut short", long,
 			func(l *ladder.Ladder, ch *amqp.Channel) error {

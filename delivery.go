@@ -23,8 +23,9 @@ type Delivery struct {
 	Queue string
 
 	// Destination is what the publisher sent the message to, also when it comes for
-	// another attempt: the routing key without the ladder's bits. For a message that did
-	// not come through the ladder it is the whole routing key.
+	// another attempt, or was dead-lettered by the queue that it had come to: the routing key
+	// without the ladder's bits. For a message that did not come through the ladder it is the
+	// whole routing key.
 	Destination string
 
 	// NotBefore is the instant at which the message was due, to the millisecond,
@@ -61,21 +62,13 @@ type Failure struct {
 // consumer of their own. It works for each message: see [Delivery] for what it
 // says of one that did not come through the ladder.
 func (l *Ladder) ParseDelivery(d amqp.Delivery) *Delivery {
-	parsed := &Delivery{Delivery: d, Destination: d.RoutingKey, Attempt: 1}
-	if l.owns(d.Exchange) {
-		if _, destination, err := l.ParseKey(d.RoutingKey); err == nil {
-			parsed.Destination = destination
-		}
-	}
+	parsed := &Delivery{Delivery: d, Destination: l.destinationOf(d), Attempt: 1}
 	if ms, ok := integer(d.Headers[HeaderNotBefore]); ok {
 		parsed.NotBefore = time.UnixMilli(ms)
 		parsed.Lateness = time.Since(parsed.NotBefore)
 	}
 	if attempt, ok := integer(d.Headers[HeaderAttempt]); ok && attempt > 1 {
 		parsed.Attempt = int(min(attempt, math.MaxInt32))
-	}
-	if destination, ok := d.Headers[HeaderDestination].(string); ok {
-		parsed.Destination = destination
 	}
 	parsed.Failure = parseFailure(d.Headers)
 	parsed.Headers = make(amqp.Table, len(d.Headers))
@@ -85,6 +78,51 @@ func (l *Ladder) ParseDelivery(d amqp.Delivery) *Delivery {
 		}
 	}
 	return parsed
+}
+
+// destinationOf looks for a message's destination where it is told: in the header that
+// retries have, in the key that it came with, or, where the queue that it had come to has
+// dead-lettered it, in the key that it had before.
+func (l *Ladder) destinationOf(d amqp.Delivery) string {
+	if destination, ok := d.Headers[HeaderDestination].(string); ok {
+		return destination
+	}
+	if destination, ok := l.destinationIn(d.Exchange, d.RoutingKey); ok {
+		return destination
+	}
+	for _, death := range deaths(d.Headers) {
+		exchange, _ := death["exchange"].(string)
+		keys, _ := death["routing-keys"].([]any)
+		for _, key := range keys {
+			key, _ := key.(string)
+			if destination, ok := l.destinationIn(exchange, key); ok {
+				return destination
+			}
+		}
+	}
+	return d.RoutingKey
+}
+
+// destinationIn returns the destination in a key, if it is one of the ladder's.
+func (l *Ladder) destinationIn(exchange, key string) (string, bool) {
+	if !l.owns(exchange) {
+		return "", false
+	}
+	_, destination, err := l.ParseKey(key)
+	return destination, err == nil
+}
+
+// deaths returns what the broker notes of each queue that has dead-lettered a message,
+// the last one first.
+func deaths(headers amqp.Table) []amqp.Table {
+	list, _ := headers["x-death"].([]any)
+	var tables []amqp.Table
+	for _, entry := range list {
+		if table, ok := entry.(amqp.Table); ok {
+			tables = append(tables, table)
+		}
+	}
+	return tables
 }
 
 func parseFailure(headers amqp.Table) *Failure {

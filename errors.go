@@ -154,7 +154,7 @@ func (e *PublishError) Unwrap() error { return e.Err }
 
 // SafeToRetry tells whether a publish that failed with err can be repeated
 // without a second delivery: whether it is certain that the broker has not
-// taken the message. It is false for nil, for errors that are not of a publish,
+// taken the message. It does not say that a repetition helps: what is invalid stays so. It is false for nil, for errors that are not of a publish,
 // and for a [*BatchError] if it is false for one of its messages.
 func SafeToRetry(err error) bool {
 	if batch, ok := errors.AsType[*BatchError](err); ok {

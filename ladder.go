@@ -208,6 +208,14 @@ func checkCharacters(field, name string) error {
 }
 
 // checkQueueName refuses a name that a queue of a user's cannot have.
+// check tells a ladder from the zero value.
+func (l *Ladder) check() error {
+	if l == nil || len(l.levels) == 0 {
+		return fmt.Errorf("%w: the ladder is nil or not made by New", ErrInvalidConfig)
+	}
+	return nil
+}
+
 func checkQueueName(field, name string) error {
 	if name == "" || len(name) > maxShortString {
 		return invalidConfig(field, strconv.Quote(name), "must have 1 to %d bytes", maxShortString)

@@ -64,25 +64,35 @@ func Timeout(timeout time.Duration) Middleware {
 }
 
 // Logging returns the [Middleware] that logs each call of the handler with its
-// destination, message id, attempt, lateness and duration: at level Debug when it returns nil, and
-// at Warn with its error otherwise. A nil logger is none. A [Consumer] with a Logger logs
-// the handler's errors, and what becomes of the messages, without it.
+// destination, message id, attempt, lateness and duration: at level Debug when it returns nil or
+// [RetryAfter], and at Warn with its error when it failed, panicked or ended its goroutine. A nil
+// logger is none. A [Consumer] with a Logger logs the handler's errors, and what
+// becomes of the messages, without it; with both, each error is logged twice.
 func Logging(logger *slog.Logger) Middleware {
 	logger = orSilent(logger)
 	return func(handler Handler) Handler {
+		handler = Recover(handler)
 		return func(ctx context.Context, d *Delivery) error {
 			start := time.Now()
-			err := handler(ctx, d)
-			attributes := []any{
-				"destination", d.Destination, "message", d.MessageId, "attempt", d.Attempt,
-				"lateness", d.Lateness, "duration", time.Since(start),
-			}
-			if err != nil {
-				logger.WarnContext(ctx, "ladder: handler failed", append(attributes, "error", err)...)
-				return err
-			}
-			logger.DebugContext(ctx, "ladder: handled", attributes...)
-			return nil
+			err := errHandlerExited
+			// Deferred, because a handler can end its goroutine.
+			defer func() {
+				attributes := []any{
+					"destination", d.Destination, "message", d.MessageId, "attempt", d.Attempt,
+					"lateness", d.Lateness, "duration", time.Since(start),
+				}
+				permanent, after, _ := inspect(err)
+				switch {
+				case err == nil:
+					logger.DebugContext(ctx, "ladder: handled", attributes...)
+				case after != nil && !permanent:
+					logger.DebugContext(ctx, "ladder: handler asked for another time", append(attributes, "error", err)...)
+				default:
+					logger.WarnContext(ctx, "ladder: handler failed", append(attributes, "error", err)...)
+				}
+			}()
+			err = handler(ctx, d)
+			return err
 		}
 	}
 }

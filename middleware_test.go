@@ -103,6 +103,25 @@ func TestLogging(t *testing.T) {
 		require.ErrorIs(t, handler(t.Context(), d), errTest)
 		assert.Equal(t, `level=WARN msg="ladder: handler failed" destination=work message=m attempt=3 lateness=1s duration=1m0s error="a handler's error"`+"\n", log.String())
 
+		log.Reset()
+		result = fmt.Errorf("busy: %w", ladder.RetryAfter(time.Hour))
+		require.ErrorIs(t, handler(t.Context(), d), result)
+		assert.Equal(t, `level=DEBUG msg="ladder: handler asked for another time" destination=work message=m attempt=3 lateness=1s duration=1m0s error="busy: ladder: retry after 1h0m0s"`+"\n", log.String())
+
+		log.Reset()
+		var panicked *ladder.PanicError
+		require.ErrorAs(t, ladder.Logging(logger)(func(context.Context, *ladder.Delivery) error { panic("boom") })(t.Context(), d), &panicked)
+		assert.Equal(t, `level=WARN msg="ladder: handler failed" destination=work message=m attempt=3 lateness=1s duration=0s error="ladder: handler panicked: boom"`+"\n", log.String())
+
+		log.Reset()
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			_ = ladder.Logging(logger)(func(context.Context, *ladder.Delivery) error { runtime.Goexit(); return nil })(t.Context(), d)
+		}()
+		<-gone
+		assert.Contains(t, log.String(), "runtime.Goexit")
+
 		require.ErrorIs(t, ladder.Logging(nil)(func(context.Context, *ladder.Delivery) error { return errTest })(t.Context(), d), errTest)
 	})
 }
@@ -160,7 +179,7 @@ func TestDeduplicate(t *testing.T) {
 		logged  string
 	}{
 		"first":                {claimer: fakeClaimer{first: true}, id: "m", handled: true, calls: []string{"claim q/m", "complete q/m"}},
-		"handled already":      {id: "m", calls: []string{"claim q/m"}},
+		"handled already":      {id: "m", calls: []string{"claim q/m"}, logged: `level=INFO msg="ladder: duplicate acknowledged" key=q/m attempt=2` + "\n"},
 		"held":                 {claimer: fakeClaimer{claimErr: held}, id: "m", errs: []error{held}, calls: []string{"claim q/m"}},
 		"claim fails":          {claimer: fakeClaimer{claimErr: errClaim}, id: "m", errs: []error{errClaim}, calls: []string{"claim q/m"}, logged: `level=ERROR msg="ladder: claiming a message failed" key=q/m error="no database"` + "\n"},
 		"claim fails, true":    {claimer: fakeClaimer{first: true, claimErr: errClaim}, id: "m", errs: []error{errClaim}, calls: []string{"claim q/m"}, logged: `level=ERROR msg="ladder: claiming a message failed" key=q/m error="no database"` + "\n"},
@@ -193,7 +212,7 @@ func TestDeduplicate(t *testing.T) {
 }
 
 func dedupDelivery(id string) *ladder.Delivery {
-	return &ladder.Delivery{Delivery: amqp.Delivery{MessageId: id}, Queue: "q"}
+	return &ladder.Delivery{Delivery: amqp.Delivery{MessageId: id}, Queue: "q", Attempt: 2}
 }
 
 // TestDeduplicateHeldComesAgain asks what a consumer is to make of a claim that another one holds: no

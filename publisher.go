@@ -89,6 +89,9 @@ const (
 
 // withDefaults returns the checked configuration with the defaults filled in.
 func (c PublisherConfig) withDefaults(l *Ladder) (PublisherConfig, error) {
+	if err := l.check(); err != nil {
+		return c, err
+	}
 	c.MaxInFlight = cmp.Or(c.MaxInFlight, defaultMaxInFlight)
 	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
 	c.ConfirmTimeout = cmp.Or(c.ConfirmTimeout, defaultConfirmTimeout)
@@ -585,6 +588,9 @@ func (p *Publisher) enter() bool {
 // outcome or ctx ends, and closes the connection. What is still under way then
 // fails with [ErrClosed], or [ErrOutcomeUnknown] where it has been written. Close returns
 // ctx's error if it came to that. Closing again does nothing.
+//
+// With a context that has ended already nothing gets that time: where a signal ends the
+// program's context, give Close another one.
 func (p *Publisher) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closed = true
@@ -593,5 +599,9 @@ func (p *Publisher) Close(ctx context.Context) error {
 	if p.keeper == nil {
 		return drained
 	}
-	return errors.Join(drained, p.keeper.Close(ctx))
+	closed := p.keeper.Close(ctx)
+	if drained != nil {
+		return drained // ctx's error, as the other one is then
+	}
+	return closed
 }

@@ -175,6 +175,12 @@ const replayBatch = 100
 // dead-letters to the failed queue ([ErrInvalidMessage]). The errors of all of them are
 // in a [*BatchError], whose indexes count the messages in the order of the queue.
 func (p *Publisher) ReplayFailed(ctx context.Context, ch *amqp.Channel, failedQueue string, accept func(*Delivery) bool) (int, error) {
+	if ch == nil {
+		return 0, errNoChannel
+	}
+	if err := checkQueueName("failed queue", failedQueue); err != nil {
+		return 0, err
+	}
 	r := &replay{publisher: p, channel: ch, queue: failedQueue, accept: accept}
 	err := r.run(ctx)
 	if err == nil && r.replayed > 0 {
@@ -292,13 +298,12 @@ func originOf(d *Delivery, headers amqp.Table) string {
 	if d.Failure != nil {
 		return d.Failure.Queue
 	}
-	deaths, _ := headers["x-death"].([]any)
-	if len(deaths) == 0 {
-		return ""
+	for _, death := range deaths(headers) {
+		if queue, ok := death["queue"].(string); ok {
+			return queue
+		}
 	}
-	last, _ := deaths[0].(amqp.Table)
-	queue, _ := last["queue"].(string)
-	return queue
+	return ""
 }
 
 // fail notes what kept a message of the last batch from being published.

@@ -56,7 +56,10 @@ func (c *Consumer) state() (ConsumerState, error) {
 	if c.paused {
 		state = StatePaused
 	}
-	return state, c.publisher.obstacle()
+	if err := c.publisher.obstacle(); err != nil {
+		return state, fmt.Errorf("its connection for retries: %w", err)
+	}
+	return state, nil
 }
 
 // enter goes from one phase to another; it returns false if the consumer is not

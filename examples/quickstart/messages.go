@@ -68,7 +68,7 @@ func plan(l *ladder.Ladder) ([]*message, error) {
 	addUnits(3, 7, 15, 31, 63, 127)       // each queue from some level down
 	addUnits(5, 6, 33, 50, 85, 99, 100, 120)
 	add(false, // rounded up
-		time.Millisecond, 50*time.Millisecond, 333*time.Millisecond, 1234*time.Millisecond,
+		20*time.Millisecond, 50*time.Millisecond, 333*time.Millisecond, 1234*time.Millisecond,
 		2718281828*time.Nanosecond, 3141592653*time.Nanosecond, 7777*time.Millisecond)
 	add(true, 1500*time.Millisecond, 6*time.Second, 10010*time.Millisecond)
 	for i, m := range messages {

@@ -9,6 +9,9 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/signal"
+	"syscall"
 	"testing"
 	"time"
 
@@ -70,6 +73,33 @@ func replay(ctx context.Context, conn *amqp.Connection, publisher *ladder.Publis
 	// consuming: end
 }
 
+// consuming: service
+func serve(l *ladder.Ladder, url string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	publisher, err := ladder.NewPublisher(ctx, l, ladder.PublisherConfig{URLs: []string{url}})
+	if err != nil {
+		return err
+	}
+	consumer, err := ladder.NewConsumer(l, ladder.ConsumerConfig{
+		URLs:         []string{url},
+		Queue:        "mailer",
+		Destinations: []string{"email.delivery"},
+	})
+	if err != nil {
+		return err
+	}
+	err = consumer.Run(ctx, handle) // until the signal
+	if ctx.Err() != nil && errors.Is(err, ladder.ErrNotConnected) {
+		err = nil // the signal came before the first connection
+	}
+	closing, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return errors.Join(err, publisher.Close(closing))
+}
+
+// consuming: end
+
 func ready(mux *http.ServeMux, consumer *ladder.Consumer) {
 	// consuming: ready
 	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) {
@@ -82,7 +112,7 @@ func ready(mux *http.ServeMux, consumer *ladder.Consumer) {
 
 func deduplicate(ctx context.Context, consumer *ladder.Consumer, handler ladder.Handler, claimer ladder.Claimer, logger *slog.Logger) error {
 	// consuming: deduplicate
-	handler = ladder.Wrap(handler, ladder.Logging(logger), ladder.Deduplicate(claimer, logger))
+	handler = ladder.Wrap(handler, ladder.Deduplicate(claimer, logger))
 	return consumer.Run(ctx, handler)
 	// consuming: end
 }
@@ -288,15 +318,17 @@ func TestDeliveryLimit(t *testing.T) {
 			replayed, err := publisher.ReplayFailed(ctx, ch, ladder.FailedQueue("mailer"), nil)
 			require.NoError(t, err)
 			assert.Equal(t, 1, replayed)
-			_, found, err := ch.Get("mailer", true)
+			again, found, err := ch.Get("mailer", true)
 			require.NoError(t, err)
-			assert.True(t, found)
+			require.True(t, found)
+			assert.Equal(t, "email.delivery", l.ParseDelivery(again).Destination)
 		}
 		require.NoError(t, conn.Close())
 	}
 	assert.Equal(t, 21, deliveries, "the limit is that of the deliveries after the first")
 	assert.Equal(t, "deadly", failed.MessageId)
 	assert.Nil(t, failed.Failure)
+	assert.Equal(t, "email.delivery", failed.Destination)
 }
 
 type outcomes struct {
@@ -317,4 +349,27 @@ func (o outcomes) next(t *testing.T) ladder.Outcome {
 		t.Fatal("nothing was handled")
 		return ""
 	}
+}
+
+// TestServiceOfConsuming ends the document's service as an operating system does.
+func TestServiceOfConsuming(t *testing.T) {
+	url := brokertest.VHost(t)
+	l, err := ladder.New(ladder.Config{Unit: 10 * time.Millisecond, Levels: 8})
+	require.NoError(t, err)
+	served := make(chan error)
+	go func() { served <- serve(l, url) }()
+	conn, err := amqp.Dial(url)
+	require.NoError(t, err)
+	defer conn.Close() //nolint:errcheck // nothing is lost with it
+	// It has asked for signals before it consumes: until then they would end the test.
+	require.Eventually(t, func() bool {
+		ch, err := conn.Channel()
+		require.NoError(t, err)
+		mailer, err := ch.QueueDeclarePassive("mailer", true, false, false, false, nil)
+		return err == nil && mailer.Consumers == 1
+	}, time.Minute, 20*time.Millisecond)
+	self, err := os.FindProcess(os.Getpid())
+	require.NoError(t, err)
+	require.NoError(t, self.Signal(syscall.SIGTERM))
+	require.NoError(t, <-served)
 }

@@ -40,6 +40,9 @@ type Config struct {
 // CheckURL returns an error if amqp091-go cannot parse the URL. The error does not quote it:
 // where an URL is malformed, any part of it may be the password.
 func CheckURL(url string) error {
+	if url == "" {
+		return errors.New("is empty: it must be an AMQP URL, such as amqp://user:password@host:5672/vhost")
+	}
 	_, err := amqp.ParseURI(url)
 	parsed, parseErr := neturl.Parse(url)
 	// Where "/", "?" or "#" of a password is not encoded, the rest of it can be taken
