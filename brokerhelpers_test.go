@@ -67,7 +67,10 @@ func declareBound(tb testing.TB, ch *amqp.Channel, l *ladder.Ladder, queue strin
 	tb.Helper()
 	_, err := ch.QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": string(l.Config().QueueType)})
 	require.NoError(tb, err)
-	require.NoError(tb, l.Bind(within(tb), ch, queue, destinations...))
+	// RabbitMQ 4.3 writes each binding to the disk, and some tests have a thousand.
+	ctx, cancel := context.WithTimeout(tb.Context(), 10*patience)
+	defer cancel()
+	require.NoError(tb, l.Bind(ctx, ch, queue, destinations...))
 }
 
 // An arrival is a message as a test's own consumer received it.

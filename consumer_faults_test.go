@@ -166,6 +166,20 @@ func (b *books) over() (ended, duplicates int, wrong []int) {
 	return ended, duplicates, wrong
 }
 
+// waitFor waits until all messages have come to their end, however long that takes while there is progress.
+func (b *books) waitFor(t *testing.T, messages int) {
+	t.Helper()
+	best, since := -1, time.Now()
+	require.Eventually(t, func() bool {
+		ended, _, _ := b.over()
+		if ended > best {
+			best, since = ended, time.Now()
+		}
+		return ended == messages || time.Since(since) > patience
+	}, 20*patience, 20*time.Millisecond)
+	require.Equal(t, messages, best, "messages that came to their end; there was no progress for %s", patience)
+}
+
 // run publishes messages of all fates while faults happen, waits until each has come to
 // its end, and returns the number of duplicates.
 func (b *books) run(t *testing.T, l *ladder.Ladder, direct, through string, messages int, ready, faults func()) (duplicates int) {
@@ -195,14 +209,9 @@ func (b *books) run(t *testing.T, l *ladder.Ladder, direct, through string, mess
 	}()
 	faults()
 	<-done
-	var ended int
-	var wrong []int
-	require.Eventually(t, func() bool {
-		ended, duplicates, wrong = b.over()
-		return ended == messages
-	}, 4*patience, 50*time.Millisecond, "%d of %d messages came to their end", ended, messages)
+	b.waitFor(t, messages)
 	waitForCount(t, direct, "work", 0)
-	ended, duplicates, wrong = b.over()
+	ended, duplicates, wrong := b.over()
 	require.NoError(t, stop())
 	require.NoError(t, stopFailed())
 	assert.Empty(t, wrong, "messages that came to another end than they should")

@@ -114,7 +114,7 @@ func TestConsumerPausedFromTheStart(t *testing.T) {
 // pauses and resumes all the time.
 func TestConsumerPausedAtRandom(t *testing.T) {
 	t.Parallel()
-	const messages = 2000
+	const messages = 1000
 	l, url := faultLadder(t), brokertest.VHost(t)
 	b := newBooks()
 	c, stop := running(t, l, ladder.ConsumerConfig{
@@ -142,7 +142,7 @@ func TestConsumerPausedAtRandom(t *testing.T) {
 		}
 	})
 	require.NoError(t, p.PublishBatch(within(t), batch))
-	require.Eventually(t, func() bool { ended, _, _ := b.over(); return ended == messages }, 2*patience, 20*time.Millisecond)
+	b.waitFor(t, messages)
 	close(done)
 	pausing.Wait()
 	waitForCount(t, url, "work", 0)

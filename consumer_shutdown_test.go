@@ -65,7 +65,7 @@ func TestConsumerShutdownUnderLoad(t *testing.T) {
 	config.ShutdownTimeout = patience
 	stop := start(t, l, config, b.handle)
 	stopFailed := start(t, l, ladder.ConsumerConfig{URLs: []string{url}, Queue: "work.failed", Retry: ladder.NoRetry{}}, b.fail)
-	require.Eventually(t, func() bool { ended, _, _ := b.over(); return ended == messages }, 2*patience, 20*time.Millisecond)
+	b.waitFor(t, messages)
 	waitForCount(t, url, "work", 0)
 	require.NoError(t, stop())
 	require.NoError(t, stopFailed())
