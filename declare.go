@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -139,6 +140,9 @@ func (l *Ladder) eachBinding(ctx context.Context, verb, queue string, destinatio
 	return errors.Join(errs...)
 }
 
+// stillness is how long Remove waits until what was under way between two queues has arrived.
+const stillness = 250 * time.Millisecond
+
 // A RemoveOption changes what [Ladder.Remove] does.
 type RemoveOption interface{ applyRemove(*removeOptions) }
 
@@ -149,7 +153,8 @@ type forceOption struct{}
 func (forceOption) applyRemove(o *removeOptions) { o.force = true }
 
 // Force makes [Ladder.Remove] delete the ladder with the messages that wait in
-// it, and whatever the arguments of its objects are.
+// it, and whatever the arguments of its objects are. It deletes the exchanges first, so
+// that no message moves while its queue is deleted.
 func Force() RemoveOption { return forceOption{} }
 
 // Remove deletes the whole ladder: its queues, its exchanges, and with them all
@@ -179,10 +184,20 @@ func (l *Ladder) Remove(ctx context.Context, ch *amqp.Channel, opts ...RemoveOpt
 	parking, levels := t.Queues[0], t.Queues[1:]
 	slices.Reverse(levels)
 
-	if !o.force {
-		if err := checkEmpty(ctx, ch, t.Queues); err != nil {
+	if o.force {
+		// Without exchanges nothing moves any more. It must not: RabbitMQ 4.3 starts the process that passes messages on
+		// from a quorum queue again and again, if it fails since the queue is being deleted, and then gives up passing on
+		// messages for all quorum queues of the node (rabbitmq-server#16652).
+		if err := deleteExchanges(ctx, ch, t.Exchanges[1:]); err != nil {
 			return err
 		}
+	} else if err := checkEmpty(ctx, ch, t.Queues); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(stillness):
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	remove := func(q Queue) error {
 		if !o.force {

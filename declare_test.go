@@ -3,6 +3,7 @@ package ladder_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -258,6 +259,32 @@ func TestRemove(t *testing.T) {
 
 	require.NoError(t, l.Remove(within(t), ch, ladder.Force()))
 	requireGone(t, l, url)
+}
+
+// TestRemoveWhileMessagesMove leaves the broker able to pass on what is due: RabbitMQ 4.3
+// was not, for any quorum queue, after queues had been deleted in the middle of it.
+func TestRemoveWhileMessagesMove(t *testing.T) {
+	t.Parallel()
+	const messages = 12_000
+	broker := brokertest.Private(t)
+	moving := mustLadder(t, ladder.Config{Name: "moving", Unit: time.Millisecond, Levels: 10})
+	ch := openChannel(t, broker.AMQPURL())
+	p := newPublisher(t, moving, ladder.PublisherConfig{URLs: []string{broker.AMQPURL()}})
+	declareBound(t, ch, moving, "work", "work")
+	batch := make([]ladder.Message, messages)
+	for i := range batch {
+		batch[i] = ladder.Message{Destination: "work", Delay: rand.N(moving.Horizon())}
+	}
+	require.NoError(t, p.PublishBatch(within(t), batch))
+	require.NoError(t, moving.Remove(within(t), ch, ladder.Force()))
+
+	other, url := mustLadder(t, ladder.Config{Name: "other", Unit: time.Millisecond, Levels: 10}), broker.AMQPURL()
+	p = newPublisher(t, other, ladder.PublisherConfig{URLs: []string{url}})
+	declareBound(t, ch, other, "others", "work")
+	for range 20 {
+		require.NoError(t, p.PublishDelayed(within(t), "work", 700*time.Millisecond, amqp.Publishing{}))
+	}
+	waitForCount(t, url, "others", 20)
 }
 
 func TestRemoveRefusesWhileALevelWaits(t *testing.T) {
