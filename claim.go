@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"time"
 )
 
@@ -55,13 +56,13 @@ const (
 // is handled without a claim.
 //
 // One that was handled already is acknowledged. One that another handler is at work on comes
-// again ten seconds later: that handler may still fail. So does one of which the Claimer does not know, because
+// again ten seconds later, or after the ladder's horizon where that is shorter: that handler may still fail. So does one of which the Claimer does not know, because
 // its database is down, for example: neither counts as an attempt. If the handler fails, panics, or asks for
 // another attempt in any way, the claim is released.
 //
 // Errors of Claim go to the logger, which may be nil, and so does each duplicate, at level Info.
 // To an Observer it is a message that was handled; count duplicates in the Claimer. An error of
-// Complete goes to the logger alone: the message is handled, and returning the error would have
+// Complete, or a panic, goes to the logger alone: the message is handled, and returning the error would have
 // it handled again.
 //
 // Complete and Release get a context of ten seconds that goes on when the handler's has ended,
@@ -100,12 +101,12 @@ func Deduplicate(claimer Claimer, logger *slog.Logger) Middleware {
 				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 				defer cancel()
 				if handled {
-					if failed := claimer.Complete(ctx, key, holder); failed != nil {
+					if failed := contained(func() error { return claimer.Complete(ctx, key, holder) }); failed != nil {
 						logger.ErrorContext(ctx, "ladder: completing a claim failed", "key", key, "error", failed)
 					}
 					return
 				}
-				if failed := claimer.Release(ctx, key, holder); failed != nil {
+				if failed := contained(func() error { return claimer.Release(ctx, key, holder) }); failed != nil {
 					err = errors.Join(err, fmt.Errorf("ladder: release %s: %w", key, failed))
 				}
 			}()
@@ -114,4 +115,14 @@ func Deduplicate(claimer Claimer, logger *slog.Logger) Middleware {
 			return err
 		}
 	}
+}
+
+// contained makes a panic an error.
+func contained(call func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return call()
 }

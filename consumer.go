@@ -34,7 +34,7 @@ import (
 // ConsumerConfig.ShutdownTimeout; and at ConsumerConfig.HandlerTimeout.
 // context.Cause tells which: [ErrSessionLost], [ErrShutdownTimeout] or
 // context.DeadlineExceeded. In the first two cases an error is not an attempt that failed: the
-// message goes back into its queue.
+// message goes back into its queue. [Permanent] and [RetryAfter] count in the second.
 type Handler func(ctx context.Context, d *Delivery) error
 
 // ConsumerConfig configures a [Consumer]. URLs and Queue must be given; the other
@@ -87,8 +87,9 @@ type ConsumerConfig struct {
 	// Prefetch is the most messages that the broker hands over before they are
 	// acknowledged, Concurrency to 65535. Those beyond Concurrency wait here, and the
 	// broker's consumer_timeout, 30 minutes by default, runs for them as well: with
-	// handlers that take many minutes set it to Concurrency. Defaults to twice
-	// Concurrency.
+	// handlers that take many minutes set it to Concurrency. After Pause and Resume
+	// the messages of handlers that are still at work do not count. Defaults to
+	// twice Concurrency.
 	Prefetch int
 
 	// HandlerTimeout ends the handler's context when a message takes longer. That is an
@@ -260,13 +261,12 @@ func (c *Consumer) Run(ctx context.Context, handler Handler) error {
 		return err
 	}
 	work := newWorker(c.ladder, c.config, handler, publisher)
-	var last *subscription
+	defer work.end()
 	for ctx.Err() == nil {
 		s, err := keeper.Current(ctx)
 		if err != nil {
 			break // ctx has ended
 		}
-		last = s
 		c.readyOnce.Do(func() { close(c.ready) })
 		c.consume(ctx, s, work)
 	}
@@ -276,6 +276,8 @@ func (c *Consumer) Run(ctx context.Context, handler Handler) error {
 	defer cancel()
 	interrupt := time.AfterFunc(c.config.ShutdownTimeout-c.config.ShutdownTimeout/5, func() { close(work.interrupted) })
 	defer interrupt.Stop()
+	defer time.AfterFunc(c.config.ShutdownTimeout-c.config.ShutdownTimeout/10, work.end).Stop()
+	last, _ := keeper.Present()
 	if last != nil && last.deliveries != nil {
 		c.stop(closing, last)
 	}
@@ -351,11 +353,15 @@ func (c *Consumer) setup(ctx context.Context, s *session.Session) (*subscription
 		return nil, fmt.Errorf("ladder: prefetch: %w", err)
 	}
 	sub := &subscription{session: s}
-	if paused, _ := c.pausing(); paused {
+	if paused, _ := c.pausing(); paused || c.stopping() {
 		return sub, nil
 	}
 	if err := sub.subscribe(c.config.Queue); err != nil {
 		return nil, err
+	}
+	if c.stopping() {
+		// Run may not see this session any more.
+		c.stop(ctx, sub)
 	}
 	return sub, nil
 }
@@ -467,8 +473,19 @@ func (c *Consumer) begin(ctx context.Context, place *place, d amqp.Delivery, cha
 // goes on when Run's context ends.
 const callTimeout = 10 * time.Second
 
+// calling returns a context for a call that goes on when ctx ends, for a part of what
+// the shutdown has.
+func (c *Consumer) calling(ctx context.Context) (context.Context, context.CancelFunc) {
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(c.config.ShutdownTimeout/5, cancel) })
+	return call, func() {
+		stop()
+		cancel()
+	}
+}
+
 func (c *Consumer) resume(ctx context.Context, s *subscription) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	ctx, cancel := c.calling(ctx)
 	defer cancel()
 	if err := s.session.Call(ctx, func() error { return s.subscribe(c.config.Queue) }); err != nil {
 		s.session.Drop(err)
@@ -476,7 +493,7 @@ func (c *Consumer) resume(ctx context.Context, s *subscription) {
 }
 
 func (c *Consumer) pause(ctx context.Context, s *subscription) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	ctx, cancel := c.calling(ctx)
 	defer cancel()
 	c.stop(ctx, s)
 }

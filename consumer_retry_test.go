@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,8 +34,21 @@ func queueNames() []string {
 // handled keeps what an Observer is told of a consumer's messages.
 type handled struct {
 	ladder.NopObserver
-	mu     sync.Mutex
-	events []ladder.HandleEvent
+	mu       sync.Mutex
+	events   []ladder.HandleEvent
+	sessions int // lost
+}
+
+func (o *handled) SessionLost(ladder.SessionEvent) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sessions++
+}
+
+func (o *handled) lost() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.sessions
 }
 
 func (o *handled) Handled(_ context.Context, e ladder.HandleEvent) {
@@ -644,4 +658,55 @@ func (l *lockedBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// TestConsumerFailsWhatItReceived has messages that are as large, or nested as deep, as
+// what amqp091-go receives.
+func TestConsumerFailsWhatItReceived(t *testing.T) {
+	t.Parallel()
+	integers := amqp.Table{}
+	for k := range 2 {
+		list := make([]any, 8000)
+		for i := range list {
+			list[i] = int32(i)
+		}
+		integers[fmt.Sprint("list", k)] = list
+	}
+	deep := any("bottom")
+	for range 32 {
+		deep = amqp.Table{"t": deep}
+	}
+	for name, headers := range map[string]amqp.Table{"integers": integers, "deep": {"deep": deep}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, url := small(t), brokertest.VHost(t)
+			var o handled
+			start(t, l, ladder.ConsumerConfig{URLs: []string{url}, Queue: "work", Observer: &o}, func(context.Context, *ladder.Delivery) error {
+				return ladder.Permanent(errTest)
+			})
+			require.NoError(t, openChannel(t, url).Publish("", "work", true, false, amqp.Publishing{Headers: headers}))
+			waitForCount(t, url, "work.failed", 1)
+			require.Equal(t, ladder.OutcomeFailed, o.waitFor(t, 1)[0].Outcome)
+		})
+	}
+}
+
+type panickingObserver struct{ ladder.NopObserver }
+
+func (panickingObserver) Handled(context.Context, ladder.HandleEvent) { panic(errTest) }
+
+func TestConsumerWithAPanickingObserver(t *testing.T) {
+	t.Parallel()
+	l, url := small(t), brokertest.VHost(t)
+	var log lockedBuffer
+	var calls atomic.Int32
+	start(t, l, ladder.ConsumerConfig{
+		URLs: []string{url}, Queue: "work", Destinations: []string{"work"}, Observer: panickingObserver{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	}, func(context.Context, *ladder.Delivery) error { calls.Add(1); return nil })
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	for range 3 {
+		require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
+	}
+	require.Eventually(t, func() bool { return calls.Load() == 3 && strings.Count(log.String(), "the Observer panicked") == 3 }, patience, 10*time.Millisecond)
+	waitForCount(t, url, "work", 0)
 }

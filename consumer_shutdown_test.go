@@ -85,3 +85,75 @@ func keys(m map[error]int) []error {
 	}
 	return list
 }
+
+// TestConsumerTakesNothingWhileItStops loses its connection while a handler is at work
+// and Run's context has ended.
+func TestConsumerTakesNothingWhileItStops(t *testing.T) {
+	t.Parallel()
+	const messages = 10
+	l, direct := small(t), brokertest.VHost(t)
+	proxy, through := brokertest.Proxied(t, direct)
+	c, err := ladder.NewConsumer(l, ladder.ConsumerConfig{
+		URLs: []string{through}, Connection: impatient, Queue: "work", Destinations: []string{"work"}, ShutdownTimeout: patience,
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, end, ended := make(chan struct{}, messages+1), make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- c.Run(ctx, func(context.Context, *ladder.Delivery) error {
+			begun <- struct{}{}
+			<-end
+			return nil
+		})
+	}()
+	receive(t, c.Ready())
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{direct}})
+	require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
+	receive(t, begun)
+	cancel()
+	requireState(t, c, ladder.StateStopping)
+	proxy.Cut()
+	require.Eventually(t, func() bool { return proxy.Connections() == 2 }, patience, 5*time.Millisecond, "connected again")
+	for range messages - 1 {
+		require.NoError(t, p.PublishDelayed(within(t), "work", 0, amqp.Publishing{}))
+	}
+	waitForCount(t, direct, "work", messages)
+	close(end)
+	require.NoError(t, receive(t, ended))
+	assert.Empty(t, begun)
+	assert.Equal(t, messages, messageCount(t, direct, "work"))
+}
+
+// TestConsumerStopsIdle returns nil whatever the broker does, as no handler is at work.
+func TestConsumerStopsIdle(t *testing.T) {
+	t.Parallel()
+	l, direct := small(t), brokertest.VHost(t)
+	nothing := func(context.Context, *ladder.Delivery) error { return nil }
+	assert.NoError(t, start(t, l, ladder.ConsumerConfig{URLs: []string{direct}, Queue: "work", ShutdownTimeout: 1}, nothing)())
+
+	proxy, through := brokertest.Proxied(t, direct)
+	stop := start(t, l, ladder.ConsumerConfig{URLs: []string{through}, Connection: impatient, Queue: "work", ShutdownTimeout: time.Second}, nothing)
+	proxy.StallBoth()
+	assert.NoError(t, stop())
+}
+
+// TestConsumerStopsWhileSending cannot send on the message of a handler that has returned.
+func TestConsumerStopsWhileSending(t *testing.T) {
+	t.Parallel()
+	l, url := small(t), brokertest.VHost(t)
+	ch := openChannel(t, url)
+	_, err := ch.QueueDeclare("full", true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(0), "x-overflow": "reject-publish"})
+	require.NoError(t, err)
+	require.NoError(t, l.Declare(within(t), ch))
+	declareBound(t, ch, l, "work", "work", l.RetryDestination("work"))
+	failed := make(chan struct{}, 1)
+	stop := start(t, l, ladder.ConsumerConfig{URLs: []string{url}, Queue: "work", Passive: true, FailedQueue: "full", ShutdownTimeout: 5 * time.Second},
+		func(context.Context, *ladder.Delivery) error {
+			failed <- struct{}{}
+			return ladder.Permanent(errTest)
+		})
+	require.NoError(t, ch.Publish("", "work", true, false, amqp.Publishing{}))
+	receive(t, failed)
+	assert.NoError(t, stop())
+	assert.Equal(t, 1, messageCount(t, url, "work")+messageCount(t, url, "full"))
+}

@@ -207,7 +207,6 @@ func checkCharacters(field, name string) error {
 	return nil
 }
 
-// checkQueueName refuses a name that a queue of a user's cannot have.
 // check tells a ladder from the zero value.
 func (l *Ladder) check() error {
 	if l == nil || len(l.levels) == 0 {
@@ -216,6 +215,7 @@ func (l *Ladder) check() error {
 	return nil
 }
 
+// checkQueueName refuses a name that a queue of a user's cannot have.
 func checkQueueName(field, name string) error {
 	if name == "" || len(name) > maxShortString {
 		return invalidConfig(field, strconv.Quote(name), "must have 1 to %d bytes", maxShortString)

@@ -55,8 +55,9 @@ func isBrokerHeader(key string) bool {
 
 // prepare returns the message as it goes on the wire: a deep copy, so that the
 // caller's stays as it is and can be changed while this one waits. Of the headers
-// that start with ladder- it has those that are given apart. The error wraps
-// ErrInvalidMessage or ErrMessageTooLarge.
+// that start with ladder- it has those that are given apart; without any it gets no
+// MessageId and Timestamp either. The error wraps ErrInvalidMessage or
+// ErrMessageTooLarge.
 func prepare(msg amqp.Publishing, ladderHeaders amqp.Table, maxBytes int) (amqp.Publishing, error) {
 	if err := checkProperties(msg); err != nil {
 		return amqp.Publishing{}, err
@@ -86,6 +87,9 @@ func prepare(msg amqp.Publishing, ladderHeaders amqp.Table, maxBytes int) (amqp.
 	msg.Headers = headers
 	msg.Body = bytes.Clone(msg.Body)
 	msg.DeliveryMode = amqp.Persistent
+	if len(ladderHeaders) == 0 {
+		return msg, nil // where there is no room for more
+	}
 	if msg.MessageId == "" {
 		msg.MessageId = rand.Text()
 	}
@@ -134,6 +138,8 @@ const (
 	addedHeaders = 16
 )
 
+var errTooDeep = fmt.Errorf("arrays and tables nested more than %d deep", maxDepth+1)
+
 // A copier makes deep copies of headers and arguments. It makes an int an
 // int64, because amqp091-go cuts an int to 32 bits.
 type copier struct{ copied int }
@@ -150,9 +156,6 @@ func (c *copier) entry(key string, value any, depth int) (any, error) {
 }
 
 func (c *copier) field(value any, depth int) (any, error) {
-	if depth > maxDepth {
-		return nil, fmt.Errorf("nested deeper than %d", maxDepth)
-	}
 	// Tables that share parts can be small in memory and without end on the
 	// wire.
 	c.copied++
@@ -171,6 +174,9 @@ func (c *copier) field(value any, depth int) (any, error) {
 	case []byte:
 		return slices.Clone(v), nil
 	case []any:
+		if depth > maxDepth {
+			return nil, errTooDeep
+		}
 		if len(v) > maxElements {
 			return nil, fmt.Errorf("an array of %d elements; at most %d are possible", len(v), maxElements)
 		}
@@ -183,6 +189,9 @@ func (c *copier) field(value any, depth int) (any, error) {
 		}
 		return array, nil
 	case amqp.Table:
+		if depth > maxDepth {
+			return nil, errTooDeep
+		}
 		if len(v) > maxElements {
 			return nil, fmt.Errorf("a table of %d entries; at most %d are possible", len(v), maxElements)
 		}
@@ -214,9 +223,18 @@ func headerFrameSize(msg *amqp.Publishing) int {
 	const fixed = 8 + 2 + 2 + 8 + 2 // frame, class, weight, body size, flags
 	size := fixed + tableSize(msg.Headers)
 	for _, p := range shortProperties(msg) {
-		size += 1 + len(p.value)
+		if p.value != "" {
+			size += 1 + len(p.value)
+		}
 	}
-	return size + 1 + 1 + 8 // delivery mode, priority, timestamp
+	size++ // delivery mode
+	if msg.Priority > 0 {
+		size++
+	}
+	if !msg.Timestamp.IsZero() {
+		size += 8
+	}
+	return size
 }
 
 func tableSize(table amqp.Table) int {
@@ -233,6 +251,12 @@ func fieldSize(value any) int {
 		return 1
 	case bool, byte, int8:
 		return 2
+	case int16, uint16:
+		return 3
+	case int32, uint32, float32:
+		return 5
+	case amqp.Decimal:
+		return 6
 	case string:
 		return 5 + len(v)
 	case []byte:
@@ -246,5 +270,5 @@ func fieldSize(value any) int {
 	case amqp.Table:
 		return 1 + tableSize(v)
 	}
-	return 9 // the longest of the others
+	return 9 // int64, float64, time.Time
 }

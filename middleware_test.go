@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rabbitladder/ladder"
+	"github.com/rabbitladder/ladder/laddertest"
 )
 
 func TestWrapOrder(t *testing.T) {
@@ -263,5 +264,19 @@ func TestDeduplicateEndedContext(t *testing.T) {
 		assert.Equal(t, result == nil, c.completeHasDeadline)
 		assert.Equal(t, result != nil, c.releaseDeadline)
 		assert.Len(t, c.calls, 2)
+	}
+}
+
+type panickingClaimer struct{ *laddertest.Claimer }
+
+func (panickingClaimer) Complete(context.Context, string, string) error { panic(errTest) }
+func (panickingClaimer) Release(context.Context, string, string) error  { panic(errTest) }
+
+// TestDeduplicateWithAPanickingClaimer lets the handler's result count.
+func TestDeduplicateWithAPanickingClaimer(t *testing.T) {
+	t.Parallel()
+	for _, result := range []error{nil, ladder.Permanent(errTest)} {
+		handler := ladder.Deduplicate(panickingClaimer{new(laddertest.Claimer)}, nil)(func(context.Context, *ladder.Delivery) error { return result })
+		require.ErrorIs(t, handler(t.Context(), &ladder.Delivery{Queue: "work", Delivery: amqp.Delivery{MessageId: "1"}}), result)
 	}
 }

@@ -3,6 +3,7 @@ package ladder_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -175,4 +176,93 @@ func TestReplayFailedInterrupted(t *testing.T) {
 		defer mu.Unlock()
 		return len(seen) == messages
 	}, patience, 20*time.Millisecond)
+}
+
+// TestReplayFailedShowsACopy has an accept that settles and changes what it is shown.
+func TestReplayFailedShowsACopy(t *testing.T) {
+	t.Parallel()
+	l, url := small(t), brokertest.VHost(t)
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	failAll(t, l, url, p, 4)
+	n, err := p.ReplayFailed(within(t), openChannel(t, url), "work.failed", func(d *ladder.Delivery) bool {
+		assert.ErrorIs(t, d.Ack(false), ladder.ErrSettledByRun)
+		accepted := d.Destination == "a"
+		d.Body, d.MessageId, d.Destination, d.Headers = []byte("changed"), "changed", "changed", amqp.Table{"own": "changed"}
+		return accepted
+	})
+	require.NoError(t, err)
+	assert.Equal(t, 2, n)
+	waitForCount(t, url, "work.failed", 2)
+	waitForCount(t, url, "work", 2)
+	for _, id := range []string{"0", "2"} {
+		d, found, err := openChannel(t, url).Get("work", true)
+		require.NoError(t, err)
+		require.True(t, found)
+		assert.Equal(t, id, d.MessageId)
+		assert.Empty(t, d.Body)
+		assert.Equal(t, id, fmt.Sprint(d.Headers["own"]))
+		assert.Equal(t, "a", d.Headers[ladder.HeaderDestination])
+	}
+}
+
+// TestReplayFailedThatPanics gives back what it has read.
+func TestReplayFailedThatPanics(t *testing.T) {
+	t.Parallel()
+	const messages = 150
+	l, url := small(t), brokertest.VHost(t)
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}})
+	failAll(t, l, url, p, messages)
+	ch := openChannel(t, url)
+	shown := 0
+	assert.Panics(t, func() {
+		_, _ = p.ReplayFailed(within(t), ch, "work.failed", func(*ladder.Delivery) bool {
+			shown++
+			if shown == messages-10 {
+				panic(errTest)
+			}
+			return false
+		})
+	})
+	waitForCount(t, url, "work.failed", messages)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := p.ReplayFailed(ctx, ch, "work.failed", func(*ladder.Delivery) bool {
+		cancel()
+		return true
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	assert.False(t, ch.IsClosed())
+	require.Eventually(t, func() bool { return messageCount(t, url, "work.failed") >= messages-1 }, patience, 50*time.Millisecond,
+		"all but one whose reading was interrupted")
+}
+
+// TestReplayFailedOfForeignMessages neither sends a message into a level nor
+// harms the publisher's session.
+func TestReplayFailedOfForeignMessages(t *testing.T) {
+	t.Parallel()
+	l, url := small(t), brokertest.VHost(t)
+	var o handled
+	p := newPublisher(t, l, ladder.PublisherConfig{URLs: []string{url}, Observer: &o})
+	require.NoError(t, p.PublishDelayed(within(t), "nobody", 3*l.Config().Unit, amqp.Publishing{MessageId: "parked"}))
+	waitForCount(t, url, l.ParkingQueue(), 1)
+	ch := openChannel(t, url)
+	require.NoError(t, ch.Publish("", l.ParkingQueue(), true, false, amqp.Publishing{
+		MessageId: "forged", Headers: amqp.Table{ladder.HeaderFailureReason: "none", ladder.HeaderFailureQueue: strings.Repeat("q", 300)},
+	}))
+	waitForCount(t, url, l.ParkingQueue(), 2)
+	n, err := p.ReplayFailed(within(t), ch, l.ParkingQueue(), nil)
+	assert.Zero(t, n)
+	var batch *ladder.BatchError
+	require.ErrorAs(t, err, &batch)
+	require.Len(t, batch.Failed, 2)
+	for i, id := range []string{"parked", "forged"} {
+		require.ErrorIs(t, batch.Failed[i].Err, ladder.ErrInvalidMessage)
+		require.ErrorContains(t, batch.Failed[i].Err, id)
+	}
+	waitForCount(t, url, l.ParkingQueue(), 2)
+	d, found, err := openChannel(t, url).Get(l.ParkingQueue(), false)
+	require.NoError(t, err)
+	require.True(t, found)
+	assert.Equal(t, "nobody", l.ParseDelivery(d).Destination)
+	assert.Zero(t, o.lost())
 }

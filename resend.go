@@ -130,12 +130,6 @@ func (p *Publisher) forward(ctx context.Context, d *Delivery, queue string, head
 	return out
 }
 
-// send delivers one message.
-func (p *Publisher) send(ctx context.Context, out *outgoing) error {
-	p.deliver(ctx, []*outgoing{out})
-	return out.err
-}
-
 // deliverInMemory is deliver without a broker.
 func (p *Publisher) deliverInMemory(ctx context.Context, outs []*outgoing) {
 	for _, out := range outs {
@@ -161,9 +155,10 @@ const replayBatch = 100
 
 // ReplayFailed sends the messages of a failed queue back to the queues that they failed
 // in, for a first attempt again, and returns how many. It takes those that are there when it
-// begins and for which accept returns true, or all if accept is nil; the others stay. It
-// reads with ch, which must be open and used by nobody else, and is of no more use after an
-// error of the broker.
+// begins and for which accept returns true, or all if accept is nil; the others stay. What accept
+// changes in a delivery is not sent, and it cannot settle it. ReplayFailed reads with ch, which must be open and
+// used by nobody else. Close ch after any error but a [*BatchError]: it may hold a message
+// that was being read.
 //
 // Each message is published and confirmed before it is acknowledged. If ReplayFailed is
 // interrupted none is lost, and those that were published and not yet acknowledged are
@@ -172,7 +167,8 @@ const replayBatch = 100
 // A message goes back by the default exchange, so the publisher's user needs write permission for
 // amq.default. One that cannot be published stays in the failed queue: its queue does not exist
 // any more ([ErrUnroutable]), or neither a consumer of a ladder has put it there nor a queue that
-// dead-letters to the failed queue ([ErrInvalidMessage]). The errors of all of them are
+// dead-letters to the failed queue ([ErrInvalidMessage]). The ladder's own queues are no such queue: of
+// the messages in its parking queue only retries can be sent back like this. The errors of all of them are
 // in a [*BatchError], whose indexes count the messages in the order of the queue.
 func (p *Publisher) ReplayFailed(ctx context.Context, ch *amqp.Channel, failedQueue string, accept func(*Delivery) bool) (int, error) {
 	if ch == nil {
@@ -182,17 +178,20 @@ func (p *Publisher) ReplayFailed(ctx context.Context, ch *amqp.Channel, failedQu
 		return 0, err
 	}
 	r := &replay{publisher: p, channel: ch, queue: failedQueue, accept: accept}
+	// Those that stay can go back at the end: before, they would have been read again. Deferred,
+	// because accept can panic.
+	defer func() {
+		for _, d := range r.kept {
+			_ = d.Nack(false, true)
+		}
+	}()
 	err := r.run(ctx)
 	if err == nil && r.replayed > 0 {
-		// The caller may close the channel next: see Consumer.linger.
-		time.Sleep(lingering)
+		err = r.linger(ctx)
 	}
-	// Now those that stay can go back: before, they would have been read again.
-	for _, d := range r.kept {
-		if err != nil {
-			break
-		}
-		err = d.Nack(false, true)
+	for err == nil && len(r.kept) > 0 {
+		err = r.kept[0].Nack(false, true)
+		r.kept = r.kept[1:]
 	}
 	if err != nil {
 		return r.replayed, fmt.Errorf("ladder: replay %s: %w", failedQueue, brokerError(err))
@@ -211,7 +210,7 @@ type replay struct {
 
 	read     int
 	replayed int
-	kept     []amqp.Delivery // without their bodies
+	kept     []amqp.Delivery // neither acknowledged nor given back, without their bodies
 	failed   []FailedMessage
 }
 
@@ -222,6 +221,7 @@ func (r *replay) run(ctx context.Context) error {
 		for left > 0 && len(batch) < replayBatch {
 			d, found, err := r.get(ctx)
 			if err != nil {
+				r.kept = append(r.kept, batch...)
 				return err
 			}
 			if !found {
@@ -242,6 +242,20 @@ func (r *replay) run(ctx context.Context) error {
 	return nil
 }
 
+// linger is as Consumer.linger: the caller may close the channel next.
+func (r *replay) linger(ctx context.Context) error {
+	// The answer comes once the broker has read all that was written before.
+	if err := await(ctx, func() error { return r.channel.Flow(true) }); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(lingering):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 func (r *replay) get(ctx context.Context) (amqp.Delivery, bool, error) {
 	var d amqp.Delivery
 	var found bool
@@ -257,15 +271,26 @@ func (r *replay) get(ctx context.Context) (amqp.Delivery, bool, error) {
 // move publishes messages and acknowledges those that were confirmed.
 func (r *replay) move(ctx context.Context, batch []amqp.Delivery) error {
 	outs := make([]*outgoing, len(batch))
+	settled := 0
+	defer func() {
+		for _, raw := range batch[settled:] {
+			raw.Body, raw.Headers = nil, nil
+			r.kept = append(r.kept, raw)
+		}
+	}()
 	var going []*outgoing
 	for i, raw := range batch {
-		d := r.publisher.ladder.ParseDelivery(raw)
-		if r.accept != nil && !r.accept(d) {
-			continue
+		if r.accept != nil {
+			shown := r.publisher.ladder.ParseDelivery(raw)
+			shown.detach()
+			if !r.accept(shown) {
+				continue
+			}
 		}
-		queue := originOf(d, raw.Headers)
-		if queue == "" {
-			r.fail(i, len(batch), fmt.Errorf("%w: message %s has neither a header %s nor an x-death", ErrInvalidMessage, d.MessageId, HeaderFailureQueue))
+		d := r.publisher.ladder.ParseDelivery(raw)
+		queue, err := r.publisher.ladder.originOf(d, raw.Headers)
+		if err != nil {
+			r.fail(i, len(batch), fmt.Errorf("%w: message %s: %w", ErrInvalidMessage, d.MessageId, err))
 			continue
 		}
 		outs[i] = r.publisher.forward(ctx, d, queue, amqp.Table{
@@ -276,6 +301,7 @@ func (r *replay) move(ctx context.Context, batch []amqp.Delivery) error {
 	}
 	r.publisher.deliver(ctx, going)
 	for i, raw := range batch {
+		settled = i + 1
 		switch {
 		case outs[i] != nil && outs[i].err == nil:
 			if err := raw.Ack(false); err != nil {
@@ -294,16 +320,19 @@ func (r *replay) move(ctx context.Context, batch []amqp.Delivery) error {
 
 // originOf returns the queue that a message in a failed queue came from: one whose
 // consumer put it there, or one that dead-lettered it, as over a delivery limit.
-func originOf(d *Delivery, headers amqp.Table) string {
+func (l *Ladder) originOf(d *Delivery, headers amqp.Table) (string, error) {
 	if d.Failure != nil {
-		return d.Failure.Queue
+		if checkQueueName("", d.Failure.Queue) != nil {
+			return "", fmt.Errorf("its header %s is no name of a queue: %.40q", HeaderFailureQueue, d.Failure.Queue)
+		}
+		return d.Failure.Queue, nil
 	}
 	for _, death := range deaths(headers) {
-		if queue, ok := death["queue"].(string); ok {
-			return queue
+		if queue, ok := death["queue"].(string); ok && !l.owns(queue) && checkQueueName("", queue) == nil {
+			return queue, nil
 		}
 	}
-	return ""
+	return "", fmt.Errorf("it has no header %s, and no x-death of a queue other than the ladder's", HeaderFailureQueue)
 }
 
 // fail notes what kept a message of the last batch from being published.

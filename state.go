@@ -62,6 +62,13 @@ func (c *Consumer) state() (ConsumerState, error) {
 	return state, nil
 }
 
+// stopping tells whether Run takes no more messages.
+func (c *Consumer) stopping() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.phase == StateStopping || c.phase == StateStopped
+}
+
 // enter goes from one phase to another; it returns false if the consumer is not
 // in the first.
 func (c *Consumer) enter(from, to ConsumerState) bool {

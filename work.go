@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -33,22 +32,58 @@ type worker struct {
 	// interrupted is closed when handlers must come to an end.
 	interrupted chan struct{}
 
-	// troubles counts messages that could not be sent on, since the last that
-	// could.
-	troubles atomic.Int32
+	// ending is over when what is being sent on must come to an end, shortly after
+	// the handlers. end makes it so.
+	ending context.Context
+	end    context.CancelFunc
+
+	troubles troubles
 }
 
 func newWorker(l *Ladder, config ConsumerConfig, handler Handler, publisher *Publisher) *worker {
-	return &worker{
+	w := &worker{
 		ladder: l, config: config, publisher: publisher,
 		handler: Wrap(handler, Timeout(config.HandlerTimeout), Recover),
 		slots:   make(chan struct{}, config.Concurrency), interrupted: make(chan struct{}),
+		troubles: troubles{over: make(chan struct{})},
+	}
+	w.ending, w.end = context.WithCancel(context.Background())
+	return w
+}
+
+// wait waits until no handler is at work; it returns false if one still is when ctx
+// ends.
+func (w *worker) wait(ctx context.Context) bool {
+	return await(ctx, func() error { w.work.Wait(); return nil }) == nil || len(w.slots) == 0
+}
+
+// troubles counts messages that could not be sent on, since the last that could.
+type troubles struct {
+	mu    sync.Mutex
+	count int
+	over  chan struct{} // closed when one could
+}
+
+func (t *troubles) add() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.count++
+}
+
+func (t *troubles) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.count > 0 {
+		t.count = 0
+		close(t.over)
+		t.over = make(chan struct{})
 	}
 }
 
-// wait waits until no handler is at work; it returns false if ctx ends first.
-func (w *worker) wait(ctx context.Context) bool {
-	return await(ctx, func() error { w.work.Wait(); return nil }) == nil
+func (t *troubles) now() (count int, over <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.count, t.over
 }
 
 // A place is where a worker works: a session.
@@ -94,15 +129,18 @@ func (p *place) start(ctx context.Context, raw amqp.Delivery) {
 }
 
 // hold waits before a message goes back that could not be sent on, longer each time up
-// to maxHold. It keeps its slot meanwhile, so while nothing can be sent on
-// less is taken.
+// to maxHold, but no longer than until one can be. It keeps its slot meanwhile, so while
+// nothing can be sent on less is taken. Handlers at work side by side meet the same
+// trouble, so one round of them counts once.
 func (p *place) hold(ctx context.Context) {
 	limit := maxHold
-	if troubles := max(p.troubles.Load(), 1); troubles < 6 {
-		limit = time.Second << (troubles - 1)
+	count, over := p.troubles.now()
+	if rounds := max(count-1, 0) / p.config.Concurrency; rounds < 5 {
+		limit = time.Second << rounds
 	}
 	select {
 	case <-time.After(limit/2 + rand.N(limit/2)):
+	case <-over:
 	case <-p.handling.Done():
 	case <-ctx.Done():
 	}
@@ -122,7 +160,9 @@ func (p *place) settle(raw amqp.Delivery, e *HandleEvent) {
 		e.Outcome, e.SettleErr = OutcomeLost, settleError(p.config, p.session, raw, err)
 	}
 	if p.config.Observer != nil {
-		p.config.Observer.Handled(p.handling, *e)
+		if err := contained(func() error { p.config.Observer.Handled(p.handling, *e); return nil }); err != nil {
+			p.config.Logger.Error("ladder: the Observer panicked", "queue", e.Queue, "message", e.MessageID, "error", err)
+		}
 	}
 }
 
@@ -147,17 +187,7 @@ func settleError(config ConsumerConfig, s *session.Session, raw amqp.Delivery, e
 // of handling.
 func (w *worker) process(alive, handling context.Context, raw amqp.Delivery, redeclare func(context.Context) error, done func(*HandleEvent)) {
 	d := w.parse(raw)
-	d.Acknowledger = disarmed{}
-	// A handler may change them, and have the message come again.
-	d.Body = bytes.Clone(raw.Body)
-	for key, value := range d.Headers {
-		switch value.(type) {
-		case []any, amqp.Table, []byte:
-			if copied, err := new(copier).field(value, 0); err == nil { // as it is for all that can be sent on
-				d.Headers[key] = copied
-			}
-		}
-	}
+	d.detach()
 	e := &HandleEvent{
 		Queue: d.Queue, Destination: d.Destination, MessageID: d.MessageId, Attempt: d.Attempt,
 		Lateness: d.Lateness, Err: errHandlerExited,
@@ -196,7 +226,7 @@ func (w *worker) decide(ctx context.Context, interrupted bool, raw amqp.Delivery
 		if v.counted {
 			headers, attempt = failureHeaders(d, v.reason, now), d.Attempt+1
 		}
-		e.SendErr = w.publisher.send(ctx, w.publisher.retry(ctx, d, attempt, headers, v.delay))
+		e.SendErr = w.send(ctx, w.publisher.retry(ctx, d, attempt, headers, v.delay))
 		if KindOf(e.SendErr) == KindInvalid {
 			v.outcome = OutcomeFailed
 			v.reason = fmt.Sprintf("no further attempt, as the message cannot be sent through the ladder: %v; the handler's error: %v", e.SendErr, e.Err)
@@ -210,9 +240,9 @@ func (w *worker) decide(ctx context.Context, interrupted bool, raw amqp.Delivery
 		v.outcome = OutcomeLost
 	case e.SendErr != nil:
 		v.outcome = OutcomeReturned
-		w.troubles.Add(1)
+		w.troubles.add()
 	case v.outcome == OutcomeRetried || v.outcome == OutcomeFailed:
-		w.troubles.Store(0)
+		w.troubles.end()
 	}
 	e.Outcome = v.outcome
 	if v.outcome == OutcomeRetried {
@@ -238,15 +268,27 @@ func (w *worker) fail(ctx context.Context, d *Delivery, headers amqp.Table, rede
 
 // forward sends a message to the failed queue, and declares that if it is missing.
 func (w *worker) forward(ctx context.Context, d *Delivery, headers amqp.Table, redeclare func(context.Context) error) error {
-	send := func() error { return w.publisher.send(ctx, w.publisher.forward(ctx, d, w.config.FailedQueue, headers)) }
+	send := func() error { return w.send(ctx, w.publisher.forward(ctx, d, w.config.FailedQueue, headers)) }
 	err := send()
 	if !errors.Is(err, ErrUnroutable) || redeclare == nil {
 		return err
 	}
-	if err := redeclare(ctx); err != nil {
+	bounded, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := redeclare(bounded); err != nil {
 		return err
 	}
 	return send()
+}
+
+// send delivers one message, until the end of ctx or of what the shutdown leaves.
+func (w *worker) send(ctx context.Context, out *outgoing) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(w.ending, cancel)
+	defer stop()
+	w.publisher.deliver(ctx, []*outgoing{out})
+	return out.err
 }
 
 // log tells what became of a message that was not handled.
@@ -274,6 +316,21 @@ func (w *worker) log(d *Delivery, e *HandleEvent, v verdict) {
 		logger.Warn("ladder: handler failed, its message comes again", append(attributes, "delay", v.delay)...)
 	case v.outcome == OutcomeRetried:
 		logger.Debug("ladder: message comes again as its handler asked", append(attributes, "delay", v.delay)...)
+	}
+}
+
+// detach makes the delivery one that its receiver can do with as it likes: what is changed is not
+// changed in what the broker sent, and settling does nothing.
+func (d *Delivery) detach() {
+	d.Acknowledger = disarmed{}
+	d.Body = bytes.Clone(d.Body)
+	for key, value := range d.Headers {
+		switch value.(type) {
+		case []any, amqp.Table, []byte:
+			if copied, err := new(copier).field(value, 0); err == nil { // as it is for all that can be sent on
+				d.Headers[key] = copied
+			}
+		}
 	}
 }
 
