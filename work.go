@@ -285,7 +285,7 @@ func (w *worker) forward(ctx context.Context, d *Delivery, headers amqp.Table, r
 func (w *worker) send(ctx context.Context, out *outgoing) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(w.ending, cancel)
+	stop := context.AfterFunc(w.ending, cancel) //nolint:contextcheck // a signal, and no parent
 	defer stop()
 	w.publisher.deliver(ctx, []*outgoing{out})
 	return out.err
