@@ -7,6 +7,8 @@ SOAKTIME ?= 5m
 # Tests wait for brokers most of the time, so more of them run at once than there may be cores.
 # More flags for go test, for example: make test TESTFLAGS='-run TestPublish -v'
 TESTFLAGS ?=
+# What make bench measures and where it writes: see bench/main.go. BENCHFLAGS=-quick takes two minutes and writes nothing.
+BENCHFLAGS ?= -out docs/performance
 
 GOLANGCI_LINT := $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
 WITHBROKER    := $(GO) run ./internal/cmd/withbroker --
@@ -29,17 +31,18 @@ demo: ## watch messages with all kinds of delays arrive, on a broker that it fin
 test: ## run all tests on a real broker that it finds or installs
 	@scripts/ensure-broker
 	@$(if $(RACE),,echo 'make test: without the race detector, since no C compiler was found' >&2)
-	@$(WITHBROKER) $(GO) test $(RACE) -parallel 6 -timeout 30m $(TESTFLAGS) ./...
+	@$(WITHBROKER) $(GO) test $(RACE) -parallel 6 -timeout 30m $(TESTFLAGS) ./... ./bench/...
 
 .PHONY: lint
 lint: ## vet, lint and check the format
-	$(GO) vet ./...
-	$(GOLANGCI_LINT) run ./...
+	$(GO) vet ./... ./bench/...
+	$(GOLANGCI_LINT) run ./... ./bench/...
 	$(GOLANGCI_LINT) fmt --diff
 
 .PHONY: bench
-bench: ## run the benchmarks of the encoder and of publishing
-	$(GO) test -run '^$$' -bench . -benchmem .
+bench: ## measure beside other ladders and bare amqp091-go for 20 minutes; writes docs/performance
+	@scripts/ensure-broker
+	@$(WITHBROKER) $(GO) run ./bench $(BENCHFLAGS)
 
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZTIME (default 1m)
