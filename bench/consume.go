@@ -62,7 +62,7 @@ func consume(ctx context.Context, l *lab) (_ *section, err error) {
 		{consumerOfOne, withConsumer(withOne)},
 	}
 	var measured runs
-	if err := interleaved(pick(l, 1, 5), variants, func(v variant) error {
+	if err := interleaved(pick(l, 1, 3), variants, func(v variant) error {
 		if err := publisher.PublishBatch(ctx, batch); err != nil {
 			return err
 		}

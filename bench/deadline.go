@@ -15,8 +15,9 @@ import (
 
 // deadline lets many messages fall due at one instant.
 func deadline(ctx context.Context, l *lab) (_ *section, err error) {
-	const unit, spread = 10 * time.Millisecond, 5 * time.Second
-	messages := pick(l, 2_000, 20_000)
+	const unit = 10 * time.Millisecond
+	spread := pick(l, time.Second, 5*time.Second)
+	messages := pick(l, 1_000, 20_000)
 	exact, err := ladder.New(ladder.Config{Name: "deadline", Unit: unit})
 	if err != nil {
 		return nil, err
@@ -82,8 +83,8 @@ func deadline(ctx context.Context, l *lab) (_ *section, err error) {
 }
 
 const (
-	quickAhead = 4 * time.Second
-	fullAhead  = 10 * time.Second
+	quickAhead = 2 * time.Second
+	fullAhead  = 6 * time.Second
 )
 
 // allDueAt publishes messages that are due together, or within the jitter after it, and returns when the last arrived,

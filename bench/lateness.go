@@ -25,7 +25,7 @@ const (
 // lateness measures how long after its instant a message is delivered, at fixed rates, and compares with a queue for
 // each delay, where a message has one hop.
 func lateness(ctx context.Context, l *lab) (*section, error) {
-	const most = 1<<latenessLevels - 1
+	most := pick(l, 1<<4, 1<<latenessLevels) - 1
 	var delays []time.Duration
 	for units := range most {
 		delays = append(delays, time.Duration(units+1)*latenessUnit)
@@ -48,7 +48,11 @@ func lateness(ctx context.Context, l *lab) (*section, error) {
 	early := 0
 	for _, rate := range rates {
 		p99[rate] = new(runs)
-		if err := interleaved(pick(l, 1, 2), systems, func(of *system) error {
+		rounds := 1
+		if rate == 500 { // the one with a target
+			rounds = 3
+		}
+		if err := interleaved(pick(l, 1, rounds), systems, func(of *system) error {
 			late, hops, err := steady(ctx, l, of, delays, rate)
 			if err != nil {
 				return fmt.Errorf("%s at %d per second: %w", of.name, rate, err)
@@ -128,7 +132,7 @@ func distribution(late []time.Duration) plotter.XYs {
 
 // steady publishes at a rate for a while and returns the lateness and the hops of each message.
 func steady(ctx context.Context, l *lab, of *system, delays []time.Duration, rate int) (late []time.Duration, hops []int, err error) {
-	span := pick(l, 3*time.Second, 8*time.Second)
+	span := pick(l, 2*time.Second, 8*time.Second)
 	messages := int(span.Seconds() * float64(rate))
 	if err := with(l.url, of.declare); err != nil {
 		return nil, nil, err

@@ -15,7 +15,7 @@ import (
 // pending fills a ladder, and looks at what that costs the broker, whether publishing becomes slower, and how long the
 // broker takes to restart.
 func pending(ctx context.Context, l *lab) (_ *section, err error) {
-	steps := pick(l, []int{5_000, 20_000}, []int{100_000, 1_000_000})
+	steps := pick(l, []int{5_000}, []int{100_000, 1_000_000})
 	broker, url, err := private(ctx)
 	if err != nil {
 		return nil, err

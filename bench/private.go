@@ -32,7 +32,7 @@ func measure(ctx context.Context, broker *brokertest.Broker) (footprint, error) 
 	const ask = `[garbage_collect(P) || P <- processes()],
 		Directory = try rabbit:data_dir() catch _:_ -> rabbit_mnesia:dir() end,
 		[Kilobytes | _] = string:lexemes(os:cmd("du -sk " ++ Directory), "\t "),
-		io_lib:format("~b ~s", [erlang:memory(total), Kilobytes]).`
+		lists:flatten(io_lib:format("~b ~s", [erlang:memory(total), Kilobytes])).`
 	answer, err := broker.Ctl(ctx, "eval", ask)
 	if err != nil {
 		return footprint{}, err
